@@ -4,18 +4,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
 from profiles.errors import UpdateError
+from toolkit.aggregation.update_weights import UpdateWeights
 from toolkit.aggregation.weighted_mean import Mean
 from toolkit.submodels.class_rows import own_rows, ranges_of, row_places, rows_of
 from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
-from toolkit.submodels.submodel import Shapes
-from toolkit.submodels.tensor_slices import TensorSlice
+from toolkit.submodels.submodel import Shapes, shapes_of
+from toolkit.submodels.tensor_slices import TensorSlice, slice_shapes
 
 Table = tuple[TensorEntry, ...]
 
@@ -28,16 +28,15 @@ class FactorMean:
         family: The family of the submodel.
         table: The tensors of the updates: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
-        weight: The sum of the weights of the updates.
-        weights: Maps a class to the total weight of the updates whose devices listed this class.
-            The key None has the total weight of the updates with all classes.
+        weights: The sum of the weights n of the updates.
+        lost: The sum of (1 - s) n, where s < 1 is the factor of an update of an earlier version.
     """
 
     family: Family
     table: Table
     mean: Mean = field(default_factory=Mean)
-    weight: float = 0.0
-    weights: dict[int | None, float] = field(default_factory=dict)
+    weights: UpdateWeights = field(default_factory=UpdateWeights)
+    lost: UpdateWeights = field(default_factory=UpdateWeights)
 
     def add(
         self,
@@ -49,17 +48,14 @@ class FactorMean:
         """Add an update's tensors. The device has samples of `classes`; None means all classes."""
         _, left = own_rows(self.table, tensors, classes, shapes)
         self.mean.add(left, weight, row_places(self.table, classes))
-        self._weigh(weight, dict.fromkeys([None] if classes is None else classes, weight))
+        labels = [None] if classes is None else classes
+        self.weights.add(UpdateWeights(weight, dict.fromkeys(labels, weight)))
 
     def merge(self, other: "FactorMean") -> None:
         """Add everything that was added to `other`."""
         self.mean.merge(other.mean)
-        self._weigh(other.weight, other.weights)
-
-    def _weigh(self, weight: float, weights: Mapping[int | None, float]) -> None:
-        self.weight += weight
-        for label, more in weights.items():
-            self.weights[label] = self.weights.get(label, 0.0) + more
+        self.weights.add(other.weights)
+        self.lost.add(other.lost)
 
     def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
         """The mean of each tensor by name. Rows that no device trained have the received values."""
@@ -75,6 +71,44 @@ class FactorMean:
             means[entry.name] = means[entry.name].where(~means[entry.name].isnan(), known)
         return means
 
+    def recover(
+        self, key: str, tensors: Mapping[str, Tensor], table: Table, model: GlobalModel
+    ) -> Mapping[str, Tensor | Product]:
+        """The global tensors of `table`, recovered from `tensors`, the means or the moved factors.
+
+        Let w be a tensor of `model`, c(f) what its kept factors f compose, and c the new composed
+        tensor. c - w is the change by training, c - c(f), and the error of the fit, c(f) - w. The
+        factors of stale updates have moved less already, and the error gets less weight here:
+        c - (1 - S / N) (c(f) - w), with S = sum s n and N = sum n. Without stale updates, it is c.
+        """
+        shapes = slice_shapes(table, shapes_of(model.tensors))
+        recovered = {**self.family.recover(tensors, table, shapes)}
+        factors = tuple(e for e in table if e.factor is not None)
+        if not self.lost.total or not factors:
+            return recovered
+        received = self.family.received(key, factors, model)
+        # In float64, because the difference of the two composed tensors is small.
+        new, old = (
+            self.family.recover({e.name: v[e.name].double() for e in factors}, factors, shapes)
+            for v in (tensors, received)
+        )
+        for name, value in new.items():
+            lacking = _dense(old[name]) - model.tensors[name]
+            share = self._lost_share(name, lacking)
+            recovered[name] = (_dense(value) - share * lacking).float()
+        return recovered
+
+    def _lost_share(self, name: str, value: Tensor) -> float | Tensor:
+        """1 - S / N for the tensor `name`; one number for each row if rows differ."""
+        if not self._rows_differ(name):
+            return self.lost.total / self.weights.total
+        lost, weights = (w.of_rows(len(value)) for w in (self.lost, self.weights))
+        return (lost / weights.where(weights > 0, 1.0)).reshape(-1, *[1] * (value.ndim - 1))
+
+    def _rows_differ(self, name: str) -> bool:
+        own = any(e.by_class and e.stands_for == name for e in self.table)
+        return own and self.weights.differ
+
     def weighted_rows(
         self, name: str, value: Tensor | Product
     ) -> Iterator[tuple[Tensor | Product, float, TensorSlice | None]]:
@@ -83,14 +117,11 @@ class FactorMean:
         If the rows of the tensor belong to classes, yield each group of rows with equal weight, and
         the slice of the tensor that these rows fill.
         """
-        known = {c: w for c, w in self.weights.items() if c is not None}
-        if not known or not any(e.by_class and e.stands_for == name for e in self.table):
-            yield value, self.weight, None
+        if not self._rows_differ(name):
+            yield value, self.weights.total, None
             return
-        dense = value.dense() if isinstance(value, Product) else value
-        weights = torch.full(dense.shape[:1], self.weights.get(None, 0.0), dtype=torch.float64)
-        for number, weight in known.items():
-            weights[number] += weight
+        dense = _dense(value)
+        weights = self.weights.of_rows(len(dense))
         for weight in sorted(set(weights.tolist())):
             if weight > 0:
                 rows = (weights == weight).nonzero().flatten().tolist()
@@ -131,3 +162,7 @@ class FactorMean:
                     stands_for=entry.stands_for,
                 )
         return {e.name: (1 - beta) * old[e.name] + beta * means[e.name] for e in factors}
+
+
+def _dense(value: Tensor | Product) -> Tensor:
+    return value.dense() if isinstance(value, Product) else value

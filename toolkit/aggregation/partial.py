@@ -29,6 +29,7 @@ from toolkit.aggregation.partial_sums import HIGH, LOW, check_sum, held_sums, re
 from toolkit.aggregation.partial_validation import check_record, check_sizes
 from toolkit.aggregation.running_aggregation import Aggregation, no_update
 from toolkit.aggregation.running_sum import RunningSum
+from toolkit.aggregation.update_weights import UpdateWeights
 from toolkit.families import recovering_family
 from toolkit.submodels.class_rows import ranges_of, rows_of
 from toolkit.submodels.global_model import GlobalModel
@@ -204,14 +205,15 @@ def _without_sums(
     for factors in record.factors:
         family = recovering_family(parse_spec(factors.submodel))
         group = aggregation.group(factors.submodel, family, factors.tensors)
-        group.weight = factors.weight
-        group.weights = {None: factors.all_classes} if factors.all_classes else {}
-        group.weights |= dict(factors.classes)
+        by_class: dict[int | None, float] = dict(factors.classes)
+        if factors.all_classes:
+            by_class[None] = factors.all_classes
+        group.weights = UpdateWeights(factors.weight, by_class)
         for tensor in factors.tensors:
             group.mean.weights[tensor.name] = (
-                {_row_of(tensor.shape, row): weight for row, weight in group.weights.items()}
+                {_row_of(tensor.shape, row): weight for row, weight in by_class.items()}
                 if tensor.by_class
-                else {None: group.weight}
+                else {None: factors.weight}
             )
     return aggregation
 
@@ -221,12 +223,13 @@ def _row_of(shape: tuple[int, ...], row: int | None) -> TensorSlice | None:
 
 
 def _entry(key: str, group: FactorMean) -> FactorsEntry:
+    weights = group.weights
     return FactorsEntry(
         submodel=key,
         tensors=group.table,
-        weight=group.weight,
-        all_classes=group.weights.get(None, 0.0),
-        classes=tuple(sorted((c, w) for c, w in group.weights.items() if c is not None)),
+        weight=weights.total,
+        all_classes=weights.by_class.get(None, 0.0),
+        classes=tuple(sorted((c, w) for c, w in weights.by_class.items() if c is not None)),
     )
 
 

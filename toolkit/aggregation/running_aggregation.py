@@ -129,7 +129,7 @@ class Aggregation:
         for key, factors in moved.items():
             group = self.factors[key]
             table = tuple(e for e in group.table if e.name in factors)
-            for name, value in group.family.recover(factors, table, self.shapes).items():
+            for name, value in group.recover(key, factors, table, self.model).items():
                 assert isinstance(value, Tensor)
                 tensors[name] = check_finite(name, value)
             if self.policy.factors == "afm":
@@ -196,8 +196,7 @@ class Aggregation:
     def _add_group(self, key: str, group: FactorMean, table: Table) -> None:
         """Recover the tensors of `table` from the mean of a group's factors, and add them."""
         means = group.means(key, self.model)
-        recovered = group.family.recover(means, table, slice_shapes(table, self.shapes))
-        for name, value in recovered.items():
+        for name, value in group.recover(key, means, table, self.model).items():
             for part, weight, rows in group.weighted_rows(name, value):
                 self.mean.add({name: part}, weight, {name: rows} if rows else None)
 

@@ -13,6 +13,9 @@ FedBuff's 1 / K: otherwise a buffer of old updates alone would move the model as
 The sum equals the mean of moved updates w_t + s(tau_i) (u_i - w_v). So an aggregation of one
 version's updates is moved to the newest model and then merged like any other. Updates of the newest
 version stay as they are: their round is the synchronous one, bit for bit.
+
+Kept factors move in the same way. The tensor that they compose differs from the model's by the
+error of their fit. This error gets less weight, too; see `FactorMean.recover`.
 """
 
 import math
@@ -76,6 +79,7 @@ def merge_stale(aggregation: Aggregation, stale: Aggregation, staleness: int) ->
     move(stale.mean, _moves(stale.mean.sums, old, new, untrained), scale)
     for key, group in stale.factors.items():
         move(group.mean, _factor_moves(key, group, old, new), scale)
+        group.lost.add(group.weights, 1 - scale)
     aggregation.merge(stale)
 
 

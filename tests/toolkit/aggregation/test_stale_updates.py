@@ -70,13 +70,14 @@ def fedbuff(versions: Sequence[Version], arrivals: Sequence[Arrival], factors: F
     total = {name: np.zeros(shape) for name, shape in PARAMETERS.items()}
     weight = {name: np.zeros(shape) for name, shape in PARAMETERS.items()}
     moved, joint = {name: np.zeros(value.shape) for name, value in newest.factors.items()}, 0.0
+    damped = 0.0  # the sum of s n, of the updates in `joint`
     alone = set(PARAMETERS)
     for (record, arrays), version in arrivals:
         s, n = 1 / np.sqrt(len(versions) - version), record.samples
         if record.submodel == "cp:2.0" and factors == "afm":
             for name, value in arrays.items():
                 moved[name] += s * n * (value.astype(np.float64) - versions[version].factors[name])
-            joint += n
+            joint, damped = joint + n, damped + s * n
             continue
         dense = arrays if record.submodel == "width:0.5" else dense_of((record, arrays))
         for name, value in dense.items():
@@ -88,8 +89,10 @@ def fedbuff(versions: Sequence[Version], arrivals: Sequence[Arrival], factors: F
     if joint:
         mean = {name: newest.factors[name] + value / joint for name, value in moved.items()}
         kept = {name: value for name, value in mean.items() if name.partition("#")[0] in alone}
+        received = composed(newest.factors)
         for name, value in composed(mean).items():
-            total[name] += joint * (value - newest.tensors[name])
+            total[name] += damped * (received[name] - newest.tensors[name])
+            total[name] += joint * (value - received[name])
             weight[name] += joint
     new = {
         name: newest.tensors[name] + total[name] / np.where(weight[name], weight[name], 1)
@@ -295,3 +298,9 @@ def test_rows_of_classes_move_where_a_device_has_them(factored: bool, seed: int)
             expected[1] = now[1]
         if not factored:
             assert_close(result.tensors["w"], expected)
+    if factored:
+        first, second = (result.kept["cp:2.0"][name].double() for name in ("w#0", "w#1"))
+        was = [new.kept["cp:2.0"][name].double() for name in ("w#0", "w#1")]
+        error = was[0] @ was[1].T - new.tensors["w"].double()
+        rows = [0, 2]
+        assert_close(result.tensors["w"][rows], (first @ second.T - error / 2)[rows].numpy())
