@@ -2,7 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -34,6 +35,8 @@ LONGEST = 80
 
 KeyPath = tuple[int | str, ...]
 """The path of a key in a file."""
+Values = Mapping[str, object]
+"""Values of keys such as `training.epochs` or `devices.board.submodel`."""
 
 
 class Table(BaseModel):
@@ -70,13 +73,19 @@ def repeated(names: list[str]) -> str:
     return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
-def read_table(path: Path, kind: type[Kind], keys: Callable[[KeyPath], list[str]]) -> Kind:
+def read_table(
+    path: Path,
+    kind: type[Kind],
+    keys: Callable[[KeyPath], list[str]],
+    values: Values | None = None,
+) -> Kind:
     """Read a TOML file.
 
     Args:
         path: The file.
         kind: The type of its content.
         keys: A function that takes the path of a key and returns the known keys of its table.
+        values: Values that replace those of the file, see `with_values`.
 
     Returns:
         The content.
@@ -84,7 +93,7 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[KeyPath], list[str]
     Raises:
         InputError: The file has a mistake. The message names the key and what is allowed.
     """
-    content = read_toml(path)
+    content = with_values(path, read_toml(path), values or {})
     try:
         table = kind.model_validate(content)
     except ValidationError as error:
@@ -95,6 +104,64 @@ def read_table(path: Path, kind: type[Kind], keys: Callable[[KeyPath], list[str]
     for key, value, wanted in _converted(content, table):
         raise _wrong_type(path, _key(key), value, wanted)
     return table
+
+
+def with_values(path: Path, content: dict[str, Any], values: Values) -> dict[str, Any]:
+    """A copy of the content of the file `path` in which `values` replace or add values.
+
+    Parts of a key are separated by dots. In a list of tables, such as `[[devices]]`, the `name` of
+    a table is its part of the key. Tables that are missing are added.
+
+    Raises InputError if a part of a key names no table, or if a key names a table of a list.
+
+    Examples:
+        >>> content = {"devices": [{"name": "board", "submodel": "full"}]}
+        >>> values = {"devices.board.submodel": "width:0.5", "training.epochs": 5}
+        >>> with_values(Path("fleet.toml"), content, values)
+        {'devices': [{'name': 'board', 'submodel': 'width:0.5'}], 'training': {'epochs': 5}}
+    """
+    changed = deepcopy(content)
+    for key, value in values.items():
+        *tables, last = key.split(".")
+        place: Any = changed
+        for part in tables:
+            place = _inner(path, key, place, part)
+        if isinstance(place, dict):
+            place[last] = value
+            continue
+        _inner(path, key, place, last)
+        raise InputError(
+            "{path}: `{key}` is a table; give one of its keys, such as `{key}.submodel`.",
+            code="config.wrong-type",
+            path=str(path),
+            key=key,
+        )
+    return changed
+
+
+def _inner(path: Path, key: str, place: Any, part: str) -> Any:
+    """The table or list that `part` of `key` names in `place`."""
+    if isinstance(place, dict):
+        return place.setdefault(part, {})
+    for table in place if isinstance(place, list) else []:
+        if isinstance(table, dict) and table.get("name") == part:
+            return table
+    raise _no_table(path, key, part, place)
+
+
+def _no_table(path: Path, key: str, part: str, place: object) -> InputError:
+    tables = place if isinstance(place, list) else []
+    known = [str(own["name"]) for own in tables if isinstance(own, dict) and "name" in own]
+    names = f" The names here are {', '.join(known)}." if known else ""
+    return InputError(
+        "{path} has no `{key}`: nothing here is called {part!r}{did_you_mean}{names}",
+        code="config.unknown-key",
+        path=str(path),
+        key=key,
+        part=part,
+        names=names,
+        did_you_mean=did_you_mean(part, known),
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
+import msgspec
 
+from device_agent.cli.console import print_json
+from device_agent.cli.options import Size
 from device_agent.formats.class_counts import worst_class_text
 from device_agent.formats.protocol.fleet import further_text
 from profiles.text_formatting import counted
@@ -58,6 +61,23 @@ class SimulateOptions:
         "--log",
     )
     force: bool = option("Replace an earlier simulation in the folder.")
+    grid: tuple[str, ...] = option(
+        "Simulate each combination of the values of keys in FILE; repeatable.", metavar="KEY=A|B"
+    )
+    most_traffic: int | None = option(
+        "With --grid: the most that a device may receive and send in a round, like 5MB.",
+        type=Size(),
+    )
+    most_memory: int | None = option(
+        "With --grid: the most memory that a device may need, like 100MB. Needs profiles.",
+        type=Size(),
+    )
+    as_json: bool = option("With --grid: print one JSON object.", "--json")
+
+    def for_runs(self) -> dict[str, Any]:
+        """The arguments of `edgetailor.simulate` that are the same for each run."""
+        shared = ("workers", "engine", "threads", "device", "seed", "rounds", "logs", "force")
+        return {name: getattr(self, name) for name in shared}
 
 
 @click.command()
@@ -69,7 +89,22 @@ def simulate(options: SimulateOptions) -> None:
     what an agent would train, without bundles and network. The folder gets history.jsonl with a
     line for each round, curves.png, config.json and global.safetensors. If the simulation is
     interrupted, the same command continues it. Results do not depend on --workers and --engine.
+
+    With --grid, each combination of values is a run with a folder of its own in the folder of the
+    sweep. A table shows the mean accuracy of the last rounds and the costs of each run, and
+    trade-off.png draws them. --most-traffic and --most-memory select the best run within limits.
+    A kind of devices is named in a key, and values are separated by |:
+
+    \b
+        edgetailor simulate fleet.toml --most-traffic 50kB \\
+            --grid "devices.board.submodel=slice:0.3|low-rank:0.25" \\
+            --grid "training.learning_rate=0.05|0.1"
     """
+    if options.grid:
+        _simulate_grid(options)
+        return
+    if options.as_json or (options.most_traffic, options.most_memory) != (None, None):
+        raise click.UsageError("--most-traffic, --most-memory and --json need --grid.")
     from toolkit.simulation.simulation_config import load_simulation
 
     file = load_simulation(options.config, options.seed, options.rounds)
@@ -81,9 +116,10 @@ def simulate(options: SimulateOptions) -> None:
     from toolkit.simulation.simulate import simulate as run
 
     folder = options.out or Path(options.config.stem)
-    others = {key: value for key, value in vars(options).items() if key not in ("config", "out")}
     with shown_rounds(console, file.last_round or 0) as show:
-        history = run(options.config, folder, **others, on_round=show, progress=logger.info)
+        history = run(
+            options.config, folder, **options.for_runs(), on_round=show, progress=logger.info
+        )
     last = history[-1]
     accuracy = "" if last.accuracy is None else f"accuracy {last.accuracy:.2%}, "
     figures = last.held_out
@@ -94,3 +130,43 @@ def simulate(options: SimulateOptions) -> None:
     worst = None if figures is None else worst_class_text(figures.classes or [])
     if worst is not None:
         click.echo(f"worst class: {worst}")
+
+
+def _simulate_grid(options: SimulateOptions) -> None:
+    from toolkit.simulation.sweeps.grid import grid_of_options
+
+    grid = grid_of_options(options.grid)
+    folder = options.out or Path(f"{options.config.stem}-sweep")
+    console = show_stages()
+    logger.info("loading PyTorch")
+
+    from toolkit.cli.printed.sweep_table import show_sweep, sweep_object
+    from toolkit.simulation.sweeps.sweep import runs_of, sweep
+    from toolkit.simulation.sweeps.trade_off_plot import PLOT, draw_trade_off
+    from toolkit.simulation.sweeps.trade_offs import Limits, points_of
+
+    runs = runs_of(options.config, folder, grid, options.seed, options.rounds)
+    limits = Limits(options.most_traffic, options.most_memory)
+    limits.check(runs)
+    for run in runs:
+        check_model(run.config.model, run.config.weights)
+        check_data(run.config.simulation.data)
+    failures = sweep(
+        options.config,
+        folder,
+        runs,
+        watch=lambda rounds: shown_rounds(console, rounds),
+        progress=logger.info,
+        **options.for_runs(),
+    )
+    failed = [failure.run for failure in failures]
+    points = points_of([run for run in runs if run not in failed])
+    if not points:
+        raise failures[0].error
+    draw_trade_off(points, folder / PLOT)
+    if options.as_json:
+        print_json(msgspec.json.encode(sweep_object(points, failures, limits)))
+    else:
+        show_sweep(points, failures, limits, [*grid])
+    if failures:
+        click.get_current_context().exit(max(failure.error.exit_code for failure in failures))

@@ -38,7 +38,7 @@ from toolkit.coordinator.notifications import EventName
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
-from toolkit.toml_files import KeyPath, Table, Tier, checked_spec, read_table, repeated
+from toolkit.toml_files import KeyPath, Table, Tier, Values, checked_spec, read_table, repeated
 
 Positive = Annotated[int, Field(ge=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -597,12 +597,14 @@ def load_config(path: Path) -> CoordinatorConfig:
     return load_settings(path, CoordinatorConfig)
 
 
-def load_settings(path: Path, kind: type[Config]) -> Config:
+def load_settings(path: Path, kind: type[Config], values: Values | None = None) -> Config:
     """Read the federation's TOML file; relative paths in it start from its folder.
+
+    `values` replace those of the file, for example `{"training.epochs": 5}`.
 
     Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """
-    config = read_table(path, kind, _known_keys)
+    config = read_table(path, kind, _known_keys, values)
     places = {key: getattr(config, key) for key in PATHS}
     folder = path.resolve().parent
     return config.model_copy(

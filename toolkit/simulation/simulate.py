@@ -49,6 +49,7 @@ from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation
 from toolkit.simulation.timetable import timetable_of
 from toolkit.simulation.torch_executor import check_device
+from toolkit.toml_files import Values
 
 CENTRALISED = "full"
 """The submodel of the only client of `baseline = "centralised"`."""
@@ -67,6 +68,7 @@ def simulate(
     device: str = "cpu",
     seed: int | None = None,
     rounds: int | None = None,
+    values: Values | None = None,
     force: bool = False,
     logs: Sequence[LogName] = (),
     on_round: Observer | None = None,
@@ -95,6 +97,8 @@ def simulate(
         device: The PyTorch device on which clients are trained, such as `"cuda"`.
         seed: Replaces both seeds of the file.
         rounds: Replaces the number of rounds in the file.
+        values: Replace values of the file, for example
+            `{"training.epochs": 5, "devices.phone.submodel": "full"}`.
         force: Replace an earlier simulation in `out`.
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
             `history.jsonl`.
@@ -133,7 +137,7 @@ def simulate(
     check_engine(engine)
     check_installed(logs)
     check_device(device)
-    config, folder = load_simulation(Path(file), seed, rounds), RunFolder(Path(out))
+    config, folder = load_simulation(Path(file), seed, rounds, values), RunFolder(Path(out))
     settings = config.model_dump(mode="json")
     folder.read(settings, force)
     simulation = prepare(config, folder, progress)

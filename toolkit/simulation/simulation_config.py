@@ -17,6 +17,7 @@ from toolkit.coordinator.federation_config import (
 )
 from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.simulation.simulated_time import simulated_device
+from toolkit.toml_files import Values
 
 
 class SimulationConfig(FederationConfig):
@@ -108,17 +109,21 @@ class SimulationConfig(FederationConfig):
 
 
 def load_simulation(
-    path: Path, seed: int | None = None, rounds: int | None = None
+    path: Path,
+    seed: int | None = None,
+    rounds: int | None = None,
+    values: Values | None = None,
 ) -> SimulationConfig:
     """Read the federation's TOML file for `simulate`; relative paths start from its folder.
 
-    If `seed` is given, it replaces both seeds of the file, and `rounds` its number of rounds.
+    `values` replace those of the file, for example `{"training.epochs": 5}`. If `seed` is given, it
+    replaces both seeds of the file, and `rounds` its number of rounds.
 
     Raises InputError if a key is wrong; the message has the file, the key, its value and what is
     allowed. Also raises InputError if a profile cannot be read, or lacks figures that simulated
     time needs.
     """
-    config = load_settings(path, SimulationConfig)
+    config = load_settings(path, SimulationConfig, values)
     if rounds is not None:
         config = config.model_copy(update={"rounds": rounds})
     if config.last_round is None:

@@ -30,9 +30,9 @@ def show_comparison(rows: Sequence["Row"], last: int, target: float | None) -> N
     shown = table("run", "seeds", "final", "best", *own, "sent", "time", *clock)
     for row in rows:
         cells = [row.name, str(len(row.histories))]
-        cells += [_score(score, row.judged_by_loss) for score in (row.final, row.best)]
+        cells += [score_text(score, row.judged_by_loss) for score in (row.final, row.best)]
         if with_own:
-            cells.append(_score(row.own_models, by_loss=False))
+            cells.append(score_text(row.own_models, by_loss=False))
         cells += [format_bytes(round(row.sent.mean)), f"{row.seconds.mean:.0f} s"]
         if row.simulated_s:
             cells.append(format_duration(row.simulated_s.mean))
@@ -45,13 +45,15 @@ def show_comparison(rows: Sequence["Row"], last: int, target: float | None) -> N
         further = table("run", *names)
         for row in rows:
             known = row.further
-            further.add_row(row.name, *(_score(known.get(name), by_loss=True) for name in names))
+            further.add_row(
+                row.name, *(score_text(known.get(name), by_loss=True) for name in names)
+            )
         print_table(further)
 
 
 def _show_needs(rows: Sequence["Row"], last: int, target: float | None) -> None:
     """Print a line for each row: mean of the last rounds, needs of a device, cost of `target`."""
-    columns = {f"last {last}": [_score(o.mean_of_last(last), o.judged_by_loss) for o in rows]}
+    columns = {f"last {last}": [score_text(o.mean_of_last(last), o.judged_by_loss) for o in rows]}
     if any(row.traffic for row in rows):
         columns["a day"] = [format_bytes(row.traffic.mean) if row.traffic else "" for row in rows]
     if any(row.memory for row in rows):
@@ -68,7 +70,7 @@ def _show_needs(rows: Sequence["Row"], last: int, target: float | None) -> None:
     print_table(shown)
 
 
-def _score(value: Spread | None, by_loss: bool) -> str:
+def score_text(value: Spread | None, by_loss: bool) -> str:
     """A score as text, like 98.3±0.2% or 0.032±0.001."""
     if value is None:
         return ""
@@ -108,7 +110,9 @@ def show_by_device(rows: Sequence["Row"]) -> None:
     shown = table("devices", *(clipped(name, NAME) for name in known), "difference")
     for name in dict.fromkeys(chain(*figures)):
         values = [_mean(own.get(name, [])) for own in figures]
-        cells = ["" if value is None else _score(Spread(value, None), by_loss) for value in values]
+        cells = [
+            "" if value is None else score_text(Spread(value, None), by_loss) for value in values
+        ]
         first, last = values[0], values[-1]
         difference = ""
         if first is not None and last is not None and len(values) > 1:
