@@ -13,9 +13,7 @@ from device_agent.service.systemd_units import (
     hardened,
     owner,
     quoted,
-    restarts,
     service_of,
-    systemd_version,
     wanted_by,
 )
 from exporters.cache_folder import VARIABLE, cache_folder
@@ -56,7 +54,7 @@ def unit_text(file: Path, service: Service) -> str:
         *environment([*CERTIFICATES, VARIABLE, "XDG_CACHE_HOME"]),
         f"WorkingDirectory={escaped(str(Path.cwd()))}",
         "Restart=on-failure",
-        *restarts(systemd_version(service.start)),
+        "RestartSec=10",
         f"LimitNOFILE={MOST_FILES}",
         *([] if service.user else [f"User={owner(file)}"]),
         "",

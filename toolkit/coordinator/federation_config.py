@@ -426,8 +426,8 @@ class FederationConfig(Table):
             )
         if self.clients_per_round is not None:
             raise ValueError(
-                '`clients_per_round` needs mode = "sync"; with mode = "async", `participation` in '
-                "[simulation] says how many clients train at a time"
+                '`clients_per_round` needs mode = "sync". In asynchronous rounds all devices '
+                "train; in `simulate`, `participation` says how many clients train at a time"
             )
         return self
 

@@ -47,6 +47,7 @@ class FederationState:
             round, then by submodel.
         activity: The last known activity of each device.
         lock: Protects `rounds`, `bundles`, `bundles_made`, `preparations` and `activity`.
+        settings_lock: Lets one change of the settings be applied at a time.
         changed: Wakes the round worker, for example after an update.
         closed_connections: A function that returns how many connections were closed because too
             many were open.
@@ -78,6 +79,7 @@ class FederationState:
     activity: dict[str, DeviceActivity] = field(default_factory=dict)
     wall_clock: Callable[[], float] = time.time
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    settings_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     changed: threading.Event = field(default_factory=threading.Event, repr=False)
     closed_connections: Callable[[], int] = lambda: 0
     is_stopping: Callable[[], bool] = lambda: False

@@ -5,11 +5,12 @@ A program gets each event as one JSON object: by a POST request, or on its stand
 
 import json
 import logging
+import math
 import queue
 import subprocess
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import urllib3
@@ -59,8 +60,12 @@ class Event:
     version: int = 1
 
     def encoded(self) -> bytes:
-        """The event as one JSON object."""
-        return json.dumps(asdict(self)).encode()
+        """The event as one JSON object. Numbers that JSON does not have become null."""
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in self.values.items()
+        }
+        return json.dumps(asdict(replace(self, values=values))).encode()
 
 
 class Notifier:
@@ -143,19 +148,26 @@ class Notifier:
                 headers=headers,
                 timeout=TIMEOUT_S,
                 retries=False,
+                redirect=False,
                 preload_content=False,  # the receiver decides how long its answer is
             )
             answer.close()
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             return f"{self._host} cannot be reached ({type(error).__name__})."
         return None if answer.status < 300 else f"{self._host} answered {answer.status}."
 
     def _call(self, body: bytes) -> str | None:
         try:
             done = subprocess.run(
-                self._command, input=body, capture_output=True, timeout=COMMAND_TIMEOUT_S
+                self._command,
+                input=body,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=COMMAND_TIMEOUT_S,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it took too long"
+        except subprocess.TimeoutExpired:
+            return f"{self._command[0]} failed: it took too long."
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             return f"{self._command[0]} failed: {reason}."
         return None if done.returncode == 0 else f"{self._command[0]} ended with {done.returncode}."

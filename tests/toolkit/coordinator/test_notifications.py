@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Receiver:
     def __init__(self, *failures: int) -> None:
         self.bodies: list[dict[str, object]] = []
         self.came = threading.Semaphore(0)
+        self.place = "/"
         answers = list(failures)
         receiver = self
 
@@ -36,6 +38,7 @@ class Receiver:
                 if status == 204:
                     receiver.bodies.append(json.loads(body))
                 self.send_response(status)
+                self.send_header("Location", receiver.place)
                 self.end_headers()
                 receiver.came.release()
 
@@ -138,6 +141,28 @@ def test_a_receiver_that_hangs_delays_nobody_and_fills_no_memory(
         notifier.stop()
     assert dropped in (6, 7)  # the first may have left the queue already
     assert kept.read_bytes().count(b"round-closed") == 10 - dropped
+
+
+@pytest.mark.parametrize("place", ["http://[", "/elsewhere"])
+def test_an_odd_answer_ends_no_notifications(place: str) -> None:
+    receiver = Receiver(302)
+    receiver.place = place
+    with logged("toolkit") as messages:
+        notifier = Notifier(receiver.url, pauses_s=())
+        notifier.start()
+        notifier.send(event(1))
+        notifier.send(event(2))
+        receiver.wait(2)
+        notifier.stop()
+    receiver.server.shutdown()
+    receiver.server.server_close()
+    assert messages == ["The notification round-closed was not delivered: 127.0.0.1 answered 302."]
+    assert [body["round"] for body in receiver.bodies] == [2]
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    told = replace(event(), values={"loss": float("nan"), "accuracy": 0.5})
+    assert json.loads(told.encoded())["values"] == {"loss": None, "accuracy": 0.5}
 
 
 def test_events_that_were_not_asked_for_are_not_sent(receiver: Receiver) -> None:

@@ -49,7 +49,7 @@ def test_the_log_names_who_acted(server: Server) -> None:
         anna.revoke_operator("operator", "x")
     with refused("operator.unknown-operator", answer=UNKNOWN):
         owner.revoke_operator("ana", "x")
-    for wrong in ("", "a b", "x" * 41, "a\nb", "../x"):
+    for wrong in ("", "a b", "x" * 41, "a\nb", "bob\n", "../x"):
         with refused("client.bad-request"):
             owner.add_operator(wrong, "operator", "x")
     assert len(owner.audit().entries) == 3

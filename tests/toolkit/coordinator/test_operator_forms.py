@@ -44,6 +44,23 @@ def buttons(browser: httpx.Client, path: str) -> list[str]:
     return re.findall(r"<summary>([^<]*)</summary>", browser.get(f"/operator/{path}").text)
 
 
+def test_malformed_requests_are_refused(browser: httpx.Client) -> None:
+    """None of them is an internal error, which would answer 500."""
+    given = {"form_token": form_token(browser), "reason": "x"}
+    odd = browser.post("/operator/login", data={"token": "x"}, headers={"Origin": "http://["})
+    assert odd.status_code == 403
+    assert browser.get(f"/operator/audit?before={'9' * 5000}").status_code == 200
+    for path in ("tokens/0", f"tokens/{'9' * 5000}", "tokens/x"):
+        answer = browser.post(f"/operator/{path}/revoke", data=given, follow_redirects=True)
+        assert answer.status_code == 200, path
+        assert 'class="problem"' in answer.text
+    for name in ("%E2%82%AC", "x%0d%0aX-Evil:%201", "x%3f%23"):
+        answer = browser.post(f"/operator/devices/{name}/pause", data=given)
+        assert answer.status_code == 303
+        assert unquote(answer.headers["Location"]).endswith(f"devices/{unquote(name)}")
+        assert "X-Evil" not in answer.headers
+
+
 def test_actions_on_a_device(
     fleet: tuple[Server, dict[str, CoordinatorClient]], browser: httpx.Client
 ) -> None:
@@ -51,7 +68,9 @@ def test_actions_on_a_device(
     page = "devices/board-1"
     assert buttons(browser, page) == ["Pause", "Remove", "Ban"]
     assert send(browser, f"{page}/pause", reason="broken") == "board-1 is paused."
-    assert "paused by the operator: broken" in browser.get(f"/operator/{page}").text
+    assert (
+        "<strong>paused</strong>: by the operator: broken" in browser.get(f"/operator/{page}").text
+    )
     assert "board-1 is paused." not in browser.get(f"/operator/{page}").text  # said once
     assert buttons(browser, page) == ["Resume", "Remove", "Ban"]
     assert send(browser, f"{page}/resume", reason="repaired") == "board-1 takes part again."

@@ -19,7 +19,7 @@ from toolkit.coordinator.database.settings_log import Change
 
 REASON_LENGTH = 200
 """The most characters of a reason."""
-ONE_LINE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$"
+ONE_LINE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$(?!\\n)"
 """Without control characters, which could change a terminal or forge lines of a log."""
 
 MOST_SECONDS = 30 * 86400
@@ -27,7 +27,7 @@ MOST_SECONDS = 30 * 86400
 
 MOST_DAYS = 36500
 """The longest lifetime of a join token, in days."""
-NAME = "^[A-Za-z0-9][A-Za-z0-9._@-]{0,39}$"
+NAME = "^[A-Za-z0-9][A-Za-z0-9._@-]{0,39}$(?!\\n)"
 """The name of an operator."""
 
 Action = Literal["pause", "resume", "remove", "ban", "let-in"]

@@ -46,23 +46,26 @@ class SettingsActions(FederationState):
 
         Raises RefusalError (409) for a change that is not possible, or after the last round.
         """
+        with self.settings_lock:
+            return self._apply(reason, who)
+
+    def _apply(self, reason: str, who: str) -> SettingsChanges:
         config, shown = self._compared()
         waiting: NewSettings | None = self.new_settings
         if shown.changes == ([] if waiting is None else waiting.changes):
             return shown
         if not shown.changes:
             return self._keep_settings(shown, reason, who)
-        if self.make_model is None or self.rounds.phase in ("judging", "finished"):
-            raise conflict(
-                "The settings of this federation cannot change now. Start `edgetailor serve` again "
-                "with the changed file.",
-                code="settings.needs-restart",
-            )
+        self._check_not_over()
+        assert self.make_model is not None
         try:
             model = self.make_model(config)
         except EdgeTailorError as error:
             raise _refused(error) from None
         with self.lock:
+            # Rounds may have closed while the model was made.
+            self._check_not_over()
+            self._check_rounds(config)
             round_ = self._next_round()
             actions = [
                 Action(f"set {change.text()}", f"round {round_}", who, reason)
@@ -95,6 +98,21 @@ class SettingsActions(FederationState):
             raise _refused(error) from None
         with self.lock:
             round_ = self._next_round()
+            self._check_rounds(new)
+        return new, SettingsChanges(round=round_, changes=changes)
+
+    def _check_not_over(self) -> None:
+        """Raise RefusalError (409) if no round follows, or if this process makes no models."""
+        if self.make_model is None or self.rounds.phase in ("judging", "finished"):
+            raise conflict(
+                "The settings of this federation cannot change now. Start `edgetailor serve` again "
+                "with the changed file.",
+                code="settings.needs-restart",
+            )
+
+    def _check_rounds(self, new: CoordinatorConfig) -> None:
+        """Raise RefusalError (409) if the last round would be before the next one."""
+        round_ = self._next_round()
         if new.last_round is not None and new.last_round < round_:
             raise conflict(
                 "`rounds` is {rounds}, but the changes hold from round {round} on. Set `rounds` to "
@@ -103,7 +121,6 @@ class SettingsActions(FederationState):
                 rounds=new.last_round,
                 round=round_,
             )
-        return new, SettingsChanges(round=round_, changes=changes)
 
     def _next_round(self) -> int:
         """The number of the next round that opens, after the round that is open or being closed."""

@@ -1,5 +1,6 @@
 """The forms of the operator's page that act on devices, join tokens and settings."""
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
@@ -114,7 +115,8 @@ async def make_token(request: Request) -> Response:
 
 async def revoke_token(request: Request) -> Response:
     """Revoke a join token."""
-    number, order = request.path_params["number"], order_as(Order, await order_of(request))
+    given, order = request.path_params["number"], order_as(Order, await order_of(request))
+    number = int(given) if re.fullmatch("[0-9]{1,18}", given) else 0  # no token has the number 0
     return await done(
         request,
         f"{PAGES}tokens",

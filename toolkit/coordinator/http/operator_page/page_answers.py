@@ -1,7 +1,7 @@
 """Answers of the operator's page, and what every route needs of its request."""
 
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -81,7 +81,8 @@ def shown(request: Request, template: str, status: int = 200, **values: Any) -> 
 
 def to(request: Request, path: str) -> Response:
     """Send the browser to another page, after a form."""
-    return Response(status_code=303, headers=HEADERS | {"Location": relative(request, path)})
+    location = quote(relative(request, path))
+    return Response(status_code=303, headers=HEADERS | {"Location": location})
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -116,8 +117,16 @@ def _check_origin(request: Request) -> None:
     if site is not None:
         if site not in ("same-origin", "none"):
             raise _foreign()
-    elif origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    elif origin is not None and _host(origin) != request.headers.get("host"):
         raise _foreign()
+
+
+def _host(origin: str) -> str | None:
+    """The host and the port of an origin; None if it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _foreign() -> RefusalError:

@@ -58,7 +58,7 @@ def _routes(files: Page) -> Sequence[BaseRoute]:
         _page("unused", views.unused),
         _page("tokens", views.tokens),
         _page("tokens", forms.make_token, _POST),
-        _page("tokens/{number:int}/revoke", forms.revoke_token, _POST),
+        _page("tokens/{number}/revoke", forms.revoke_token, _POST),
         _page("settings", views.settings),
         _page("settings", forms.apply_settings, _POST),
         _page("audit", views.audit),

@@ -1,5 +1,6 @@
 """What the operator sees: overview, devices, one device, unused updates, audit log."""
 
+import re
 from dataclasses import asdict
 from typing import Annotated, get_args
 from urllib.parse import urlencode
@@ -154,7 +155,7 @@ def audit(request: Request) -> Response:
     coordinator = coordinator_of(request)
     last = coordinator.store.operator_log.last()
     before = request.query_params.get("before", "")
-    newest = min(int(before) - 1, last) if before.isascii() and before.isdigit() else last
+    newest = min(int(before) - 1, last) if re.fullmatch("[0-9]{1,18}", before) else last
     after = max(newest - PAGE_SIZE, 0)
     entries = coordinator.audit_page(after, newest - after).entries if newest > 0 else []
     return shown(request, "audit.html", entries=entries[::-1], last=last, after=after)
