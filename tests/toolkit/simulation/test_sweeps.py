@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import commands
 from commands import edgetailor, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from refusals import refused
+from toolkit.cli.printed.sweep_table import show_sweep
 from toolkit.simulation.comparison import Row
 from toolkit.simulation.metric_logs import Observer
 from toolkit.simulation.results import RoundResult
@@ -240,6 +242,28 @@ def test_the_front_and_the_best_within_limits(seed: int, tmp_path: Path) -> None
     draw_trade_off(points, tmp_path / "plot.png")
     picture = (tmp_path / "plot.png").read_bytes()
     assert int.from_bytes(picture[20:24], "big") == 3 * 540  # 4.5 inches of 120 dots
+
+
+def test_a_wide_table_has_two_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key whose values are all the same has no column."""
+    point = random_point(np.random.default_rng(0))
+    keys = ("devices.board.submodel", "devices.desk.submodel", "training.loss", "seed")
+    ends = (("low-rank:0.25,decay=0.001", "full"), ("slice:0.5", "full"), ("mse", "mae"), (1, 1))
+    points = [
+        replace(point, values=dict(zip(keys, values, strict=True)))
+        for values in zip(*ends, strict=True)
+    ]
+    show_sweep(points, [], Limits(), keys)
+    values, figures, _ = capsys.readouterr().out.split("\n\n")
+    assert [line.split() for line in values.splitlines()] == [
+        ["row", "board.submodel", "desk.submodel", "loss"],
+        ["1*", "low-rank:0.25,decay=0.001", "slice:0.5", "mse"],
+        ["2", "full", "full", "mae"],
+    ]
+    assert figures.splitlines()[0].split() == [
+        "row", "last", "5", "sent", "a", "round", "memory", "simulated",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in figures.splitlines()[1:]] == ["1*", "2"]
 
 
 def test_a_command_without_a_finished_run_says_why(file: Path, tmp_path: Path) -> None:

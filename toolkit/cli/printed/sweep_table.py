@@ -1,11 +1,13 @@
 """The table of a sweep of simulations, and its JSON object."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
+from rich.console import Console
+from rich.table import Table
 
-from profiles.text_formatting import format_bytes, format_duration, wrapped
+from profiles.text_formatting import WIDTH, format_bytes, format_duration, wrapped
 from toolkit.cli.printed.comparison_table import score_text
 from toolkit.simulation.sweeps.grid import described, short_keys, shown
 from toolkit.simulation.sweeps.trade_offs import LAST, best_of, front, traffic_of
@@ -15,31 +17,27 @@ if TYPE_CHECKING:
     from toolkit.simulation.sweeps.sweep import Failure
     from toolkit.simulation.sweeps.trade_offs import Limits, Point
 
+Column: TypeAlias = tuple[str, list[str]]
+"""The head of a column, and its cells."""
+
 
 def show_sweep(
     points: Sequence["Point"], failures: Sequence["Failure"], limits: "Limits", keys: Sequence[str]
 ) -> None:
     """Print a line for each point, the best one within `limits`, and what failed.
 
-    `keys` are those of the grid.
+    `keys` are those of the grid. A table that is too wide is printed in two parts: values, figures.
     """
     efficient = front(points, "bytes")
-    names = short_keys(keys)
-    costs = {cost for point in points for cost in point.costs}
-    further = ["memory"] * ("memory" in costs) + ["simulated"] * ("simulated_s" in costs)
-    shown_table = table("row", *names.values(), f"last {LAST}", "sent", "a round", *further)
-    for number, point in enumerate(points, 1):
-        row = point.row
-        cells = [f"{number}{'*' if point in efficient else ''}"]
-        cells += [shown(point.values[key]) if key in point.values else "all" for key in names]
-        cells.append(score_text(point.score, row.judged_by_loss))
-        cells += [format_bytes(round(row.sent.mean)), format_bytes(round(traffic_of(row)))]
-        if "memory" in costs:
-            cells.append("" if row.memory is None else format_bytes(row.memory))
-        if row.simulated_s is not None:
-            cells.append(format_duration(row.simulated_s.mean))
-        shown_table.add_row(*cells)
-    print_table(shown_table)
+    marks = [f"{n}{'*' if point in efficient else ''}" for n, point in enumerate(points, 1)]
+    rows, values, figures = ("row", marks), _values(points, keys), _figures(points)
+    whole = _table([rows, *values, *figures])
+    if Console(width=10 * WIDTH).measure(whole).maximum <= WIDTH:
+        print_table(whole)
+    else:
+        print_table(_table([rows, *values]))
+        click.echo()
+        print_table(_table([rows, *figures]))
     click.echo("\n* No other row is as good for fewer bytes.")
     within = f" within {limits.text()}" if limits.known else ""
     best = best_of(points, limits)
@@ -50,6 +48,37 @@ def show_sweep(
     for failure in failures:
         text = f"Failed: {described(failure.run.values)}: {failure.error}"
         click.echo("\n".join(wrapped("", text)))
+
+
+def _values(points: Sequence["Point"], keys: Sequence[str]) -> list[Column]:
+    """A column for each of `keys` whose values differ."""
+    columns = []
+    for key, name in short_keys(keys).items():
+        cells = [shown(own.values[key]) if key in own.values else "all" for own in points]
+        if len({*cells}) > 1:
+            columns.append((name, cells))
+    return columns
+
+
+def _figures(points: Sequence["Point"]) -> list[Column]:
+    """The columns with scores and costs. A cost that no point has gets no column."""
+    memory = [point.row.memory for point in points]
+    times = [point.row.simulated_s for point in points]
+    columns = [
+        (f"last {LAST}", [score_text(own.score, own.row.judged_by_loss) for own in points]),
+        ("sent", [format_bytes(round(own.row.sent.mean)) for own in points]),
+        ("a round", [format_bytes(round(traffic_of(own.row))) for own in points]),
+        ("memory", ["" if own is None else format_bytes(own) for own in memory]),
+        ("simulated", ["" if own is None else format_duration(own.mean) for own in times]),
+    ]
+    return [(name, cells) for name, cells in columns if any(cells)]
+
+
+def _table(columns: Sequence[Column]) -> Table:
+    made = table(*(name for name, _ in columns))
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        made.add_row(*cells)
+    return made
 
 
 def sweep_object(
