@@ -150,7 +150,7 @@ class FederationState:
         last, not_needed = self.not_needed
         return SelectedDevices(
             asked=rounds.asked,
-            goal=rounds.goal,
+            goal=rounds.goal.updates,
             came=len(rounds.updates),
             not_needed=not_needed,
             last_round=last,

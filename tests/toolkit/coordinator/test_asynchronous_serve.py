@@ -100,6 +100,28 @@ def test_devices_go_on_after_their_round(tmp_path: Path) -> None:
     assert any(line.endswith("from 2 updates of staleness 0.5 (at most 1)") for line in said)
 
 
+def test_a_device_that_is_too_old_waits_for_the_newest_model(tmp_path: Path) -> None:
+    """Its files are gone, and its update could not count in the next round."""
+    with running(configured(tmp_path / "c", ASYNC)) as server:
+        first, second, slow = enrol(server, tmp_path).values()
+        _, _, late = trained(slow, tmp_path / "slow")
+        send_trained(first, 1, tmp_path / "one-first")
+        send_trained(second, 1, tmp_path / "one-second")
+        assert_soon(lambda: round_of(server) == ("training", 2))
+        assert task(slow).round == 1
+        server.coordinator.pause_rounds("no round opens", "me")
+        send_trained(first, 2, tmp_path / "two-first")
+        send_trained(second, 2, tmp_path / "two-second")
+        assert_soon(lambda: server.coordinator.rounds.done == 2)
+        work = slow.work()
+        assert (work.state, work.files) == ("wait", [])
+        with refused("round.closed"):
+            send(slow, 1, late)
+        server.coordinator.resume_rounds("go on", "me")
+        assert_soon(lambda: round_of(server) == ("training", 3))
+        assert task(slow).round == 3
+
+
 @pytest.mark.parametrize(("keep", "kept"), [("1", 3), ("5", 5), ('"all"', "all"), ('"best"', 3)])
 def test_the_models_that_updates_need_are_kept(tmp_path: Path, keep: str, kept: object) -> None:
     config = configured(tmp_path, ASYNC.replace("keep = 1", f"keep = {keep}"))

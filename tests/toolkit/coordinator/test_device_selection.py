@@ -9,7 +9,7 @@ from device_agent.formats.protocol.rounds import Progress, Stopped
 from large_fleet import LargeFleet
 from refusals import refused
 from toolkit.coordinator.closing.device_selection import ALL_HERE_S, FEW_HERE_S, SEEN_WITHIN_S
-from vector_fleet import messages_to
+from vector_fleet import TWO_KINDS, configured, messages_to
 
 DEVICES, GOAL, ASKED = 20, 6, 8  # 6 * 1.3 = 7.8
 KEYS = f"clients_per_round = {GOAL}\n"
@@ -138,6 +138,77 @@ def test_at_the_deadline_others_are_asked_and_what_came_counts(tmp_path: Path) -
     assert fleet.store.history()[-1].updates == GOAL
 
 
+def test_a_round_that_opens_again_needs_as_many_as_at_first(tmp_path: Path) -> None:
+    """One update came, and only its device is still there: it does not become the model."""
+    fleet = SelectingFleet(tmp_path)
+    first, *others = fleet.asked()
+    fleet.train([first])
+    fleet.now += fleet.config.deadline_s
+    fleet.turn()
+    for here in ([first], [first, *others[:2]]):  # with two more there could be three updates
+        fleet.poll(here)
+        fleet.turn()
+        fleet.now += FEW_HERE_S
+        fleet.poll(here)
+        fleet.turn()
+        assert (fleet.coordinator.rounds.phase, fleet.asked()) == ("aggregating", [])
+        fleet.again()
+    fleet.poll([first, *others[:3]])
+    fleet.turn()
+    fleet.now += FEW_HERE_S
+    fleet.turn()
+    assert fleet.asked() == sorted(others[:3])
+    fleet.train(others[:2])
+    fleet.turn()
+    assert fleet.coordinator.rounds.phase == "training"
+    fleet.train(others[2:3])
+    fleet.turn()
+    assert fleet.store.history()[-1].updates == 4
+
+
+def test_further_devices_take_the_place_of_those_that_did_not_come(tmp_path: Path) -> None:
+    """The updates that have come count, also if their devices are away now."""
+    fleet = SelectingFleet(tmp_path)
+    first = fleet.asked()
+    fleet.train(first[:3])
+    fleet.now += fleet.config.deadline_s
+    others = [number for number in range(DEVICES) if number not in first][: ASKED - 3]
+    fleet.poll(others)
+    fleet.turn()
+    assert fleet.asked() == others
+    fleet.train(others[: GOAL - 3])
+    fleet.turn()
+    assert fleet.store.history()[-1].updates == GOAL
+
+
+def test_an_aborted_round_begins_with_the_devices_that_are_left(tmp_path: Path) -> None:
+    fleet = SelectingFleet(tmp_path)
+    fleet.coordinator.abort_round(1, "the fleet is smaller now", "me")
+    fleet.now += SEEN_WITHIN_S + 1
+    fleet.poll([3])
+    fleet.turn()
+    fleet.now += FEW_HERE_S
+    fleet.turn()
+    assert (fleet.asked(), fleet.coordinator.rounds.needed) == ([3], 1)
+
+
+@pytest.mark.parametrize("new", [f"clients_per_round = {GOAL + 2}\nmin_updates = 8\n", ""])
+def test_an_open_round_keeps_its_limits_after_new_settings(tmp_path: Path, new: str) -> None:
+    fleet = SelectingFleet(tmp_path)
+    asked = fleet.asked()
+    fleet.config = configured(tmp_path, new + TWO_KINDS.format(DEVICES - 1))
+    fleet.again()
+    fleet.turn()
+    assert fleet.asked() == asked
+    fleet.train(asked[:GOAL])
+    fleet.turn()
+    assert fleet.store.history()[-1].updates == GOAL
+    fleet.poll()
+    fleet.turn()
+    after = fleet.coordinator.rounds
+    assert (after.round, after.goal) == (2, (8, 8) if new else None)
+
+
 def test_devices_that_their_owners_limits_pause_are_not_asked(tmp_path: Path) -> None:
     fleet = SelectingFleet(tmp_path)
     busy = [number for number in range(DEVICES) if number not in fleet.asked()][:5]
@@ -179,7 +250,7 @@ def test_a_round_waits_for_devices_but_not_for_ever(tmp_path: Path) -> None:
 def test_a_share_is_one_of_the_members(tmp_path: Path) -> None:
     fleet = SelectingFleet(tmp_path, "clients_per_round = 0.25\nover_selection = 1.0\n")
     assert len(fleet.asked()) == 5
-    assert fleet.coordinator.rounds.goal == 5
+    assert fleet.coordinator.rounds.goal == (5, 3)
 
 
 def test_the_oldest_are_asked_also_after_a_restart(tmp_path: Path) -> None:

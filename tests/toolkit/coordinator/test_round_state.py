@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from refusals import refused
 from toolkit.coordinator.refusals import RefusalError
-from toolkit.coordinator.rounds.round_state import Rounds
+from toolkit.coordinator.rounds.round_state import Goal, Rounds
 
 DEADLINE_S = 60.0
 
@@ -300,21 +300,28 @@ TestChangingFleet = ChangingFleet.TestCase
 
 
 class SelectedRounds(RuleBasedStateMachine):
-    """Each round asks a few of the devices, and has a goal. Who is asked is kept beside."""
+    """Each round asks a few of the devices, and has a goal. Who is asked is kept beside.
+
+    A round that opens again asks others. It needs as many updates as when it opened first, also if
+    fewer devices are there.
+    """
 
     @initialize(
         devices=st.integers(1, 9),
         goal=st.integers(1, 4),
         more=st.integers(0, 2),
-        least=st.none() | st.just(1),
+        least=st.none() | st.integers(1, 4),
     )
     def start(self, devices: int, goal: int, more: int, least: int | None) -> None:
-        self.machine = Rounds(None, devices, DEADLINE_S, min_updates=least)
-        self.goal, self.most, self.least = goal, goal + more, least or 0
+        self.least = min(least or 0, goal)
+        self.machine = Rounds(None, devices, DEADLINE_S, min_updates=self.least or None)
+        self.goal, self.most = goal, goal + more
         self.names = [f"device-{number}" for number in range(devices)]
         self.asked: set[str] = set()
         self.awaited: set[str] = set()
         self.sent: set[str] = set()
+        self.earlier: set[str] = set()
+        self.needed = 0
         self.now, self.closes_at, self.done = 0.0, 0.0, 0
         for name in self.names:
             self.machine.enrol(name)
@@ -322,12 +329,20 @@ class SelectedRounds(RuleBasedStateMachine):
     @precondition(lambda self: self.machine.phase == "aggregating")
     @rule(draw=st.randoms(use_true_random=False))
     def open(self, draw: random.Random) -> None:
-        here = sorted(self.machine.present)
-        if here:
-            self.asked = set(draw.sample(here, min(self.most, len(here))))
-            offers = {name: f"for {name}" for name in self.asked}
-            self.machine.open(offers, self.now, goal=self.goal)
-            self.awaited, self.closes_at = set(self.asked), self.now + DEADLINE_S
+        free = sorted(self.machine.present - self.earlier)
+        count = min(self.most - len(self.earlier), draw.randint(0, len(free)))
+        self.asked = self.earlier | set(draw.sample(free, count))
+        if not self.asked:
+            return
+        if not self.needed:  # half of those that it asks, two if there are three; at most the goal
+            half = -(-len(self.asked) // 2)
+            self.needed = self.least or min(max(half, 2 if len(self.asked) > 2 else 1), self.goal)
+        offers = {name: f"for {name}" for name in self.asked}
+        self.machine.open(offers, self.now, goal=Goal(self.goal, self.needed))
+        for name in self.earlier:
+            self.machine.take_again(name, "u")
+        self.awaited, self.closes_at = self.asked - self.earlier, self.now + DEADLINE_S
+        self.sent, self.earlier = self.earlier, set()
 
     @rule(index=st.integers(0, 8), back=st.integers(0, 1))
     def send(self, index: int, back: int) -> None:
@@ -371,18 +386,17 @@ class SelectedRounds(RuleBasedStateMachine):
     def turn(self) -> None:
         late, reached = self.now >= self.closes_at, len(self.sent) >= self.goal
         closes = reached or late or not self.awaited
-        # Half of those that it still counts on, two if three or more take part; at most the goal.
-        half = -(-len(self.sent | self.awaited) // 2)
-        alone = len(self.asked & self.machine.present) <= 2
-        enough = len(self.sent) >= (self.least or max(half, 1 if alone else 2)) or reached
+        enough = len(self.sent) >= self.needed
         assert self.machine.due(self.now) == (closes and enough)
+        assert self.machine.failed(self.now) == (late and not enough)
         assert self.machine.has_reached_goal == reached
         if self.machine.due(self.now):
             self.machine.close()
             self.machine.folded()
-            self.done += 1
+            self.done, self.needed = self.done + 1, 0
         elif self.machine.failed(self.now):
             self.machine.reopen()
+            self.earlier = self.sent
         self._reopened()
 
     def _reopened(self) -> None:
@@ -418,6 +432,7 @@ class AsynchronousFleet(RuleBasedStateMachine):
         for name in self.members:
             self.machine.enrol(name)
         self.begun: dict[str, int] = {}
+        self.too_old: dict[str, int] = {}
         self.sent: set[str] = set()
         self.closed = False
 
@@ -451,6 +466,15 @@ class AsynchronousFleet(RuleBasedStateMachine):
         del self.begun[name]
         self.sent.add(name)
 
+    @precondition(lambda self: self.too_old.keys() & self.members)
+    @rule(index=st.integers(0, 4))
+    def send_too_old(self, index: int) -> None:
+        name = self.chosen(index, self.too_old.keys() & self.members)
+        round_, before = self.too_old[name], state(self.machine)
+        with refused("round.closed"):
+            self.machine.take(name, round_, f"bundle {round_}", "u")
+        assert state(self.machine) == before
+
     @precondition(lambda self: len(self.members) > 1)
     @rule(index=st.integers(0, 4))
     def leave(self, index: int) -> None:
@@ -467,6 +491,10 @@ class AsynchronousFleet(RuleBasedStateMachine):
             if machine.due(0.0):
                 machine.close()
                 self.closed = True
+                # The others could not count in the next round: they wait for its model.
+                young = {n: r for n, r in self.begun.items() if r > machine.round - self.oldest}
+                self.too_old |= {n: r for n, r in self.begun.items() if n not in young}
+                self.begun = young
         elif self.closed:
             machine.folded()
             self.sent.clear()
@@ -476,7 +504,7 @@ class AsynchronousFleet(RuleBasedStateMachine):
         elif self.members:
             round_ = machine.done + 1
             machine.open(dict.fromkeys(self.members, f"bundle {round_}"), 0.0)
-            self.begun = {n: r for n, r in self.begun.items() if r >= round_ - self.oldest}
+            assert all(started >= round_ - self.oldest for started in self.begun.values())
 
     @invariant()
     def everybody_goes_on_with_its_own_round(self) -> None:

@@ -8,6 +8,7 @@ from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.database.open_round import Selected
 from toolkit.coordinator.database.operator_log import PAUSED
+from toolkit.coordinator.rounds.round_state import fewest_updates
 from toolkit.coordinator.rounds.selection_policies import Candidate, selected
 
 SEEN_WITHIN_S = 120.0
@@ -17,7 +18,7 @@ ALL_HERE_S = 10.0
 """A round waits this long for the devices of the over-selection. By then every device that waits
 has asked once."""
 FEW_HERE_S = 60.0
-"""A round with fewer eligible devices than it needs updates opens after this time."""
+"""A round with fewer eligible devices than its goal opens after this time, if they are enough."""
 
 
 class DeviceSelection:
@@ -25,7 +26,8 @@ class DeviceSelection:
 
     A device is eligible if it was seen lately, has a bundle, and does not report that its owner's
     limits pause it. A device that a round has asked must also have been seen since then. So rounds
-    do not keep asking a device that is away.
+    do not keep asking a device that is away. If too few updates have come at the deadline, the
+    round opens again for other devices, or waits for them.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -35,38 +37,42 @@ class DeviceSelection:
     def is_ready(self, round_: int) -> bool:
         """Whether `round_` can open now, or was open before a restart."""
         coordinator = self._coordinator
-        with coordinator.lock:
-            goal, here = self._goal(), len(self._eligible())
-        if goal is None or coordinator.store.open_round.is_open(round_):
+        config, store = coordinator.config, coordinator.store
+        goal, fewest = self._limits(round_)
+        if goal is None or store.open_round.is_open(round_):
             return True
-        now = coordinator.clock()
+        earlier = store.senders(round_)
+        with coordinator.lock:
+            free = len(self._free(earlier))
+            present = len(coordinator.rounds.present - earlier)
+        now, sent = coordinator.clock(), len(earlier)
         if self._waits_since is None:
             self._waits_since = now
-        waited, present = now - self._waits_since, len(coordinator.rounds.present)
-        fewest = coordinator.config.min_updates or 1
+        waited = now - self._waits_since
         return (
-            here >= min(coordinator.config.devices_asked(goal), max(present, 1))
-            or (here >= goal and waited >= ALL_HERE_S)
-            or (here >= fewest and waited >= FEW_HERE_S)
+            free >= min(config.devices_asked(goal) - sent, max(present, 1))
+            or (sent + free >= goal and waited >= ALL_HERE_S)
+            or (sent + free >= fewest and waited >= FEW_HERE_S)
         )
 
     def asked(self, round_: int, earlier: Collection[str]) -> Selected | None:
-        """The devices that `round_` asks, and its goal; None if it asks all.
+        """The devices that `round_` asks, and its limits; None if it asks all.
 
         If the round is open after a restart, these are the devices that it asked before. Otherwise
-        they are drawn. Devices in `earlier` have already sent an update for this round.
+        they are drawn. Devices in `earlier` have already sent an update for this round. The limits
+        stay those of its first opening, also with new settings.
         """
         coordinator = self._coordinator
         store, config = coordinator.store, coordinator.config
-        goal = self._goal()
-        if goal is None:
-            return None
         if store.open_round.is_open(round_):
             return store.open_round.selected(round_)
+        goal, needed = self._limits(round_)
+        if goal is None:
+            return None
         self._waits_since = None
         past = store.open_round.past_selections()
         with coordinator.lock:
-            free = [device for device in self._eligible() if device.id not in earlier]
+            free = self._free(earlier)
         candidates = []
         for device in free:
             last_round, samples = past.get(device.id, (0, None))
@@ -79,20 +85,33 @@ class DeviceSelection:
             chosen = [candidates[position].device for position in positions]
         for name in chosen:
             coordinator.activity[name].has_come = False
-        return Selected([*chosen, *earlier], goal)
+        asked = [*chosen, *earlier]
+        if store.open_round.limits(round_) is None:
+            needed = fewest_updates(len(asked), len(asked), config.min_updates, goal)
+        return Selected(asked, goal, needed)
 
-    def _goal(self) -> int | None:
+    def _limits(self, round_: int) -> tuple[int | None, int]:
+        """The goal of `round_`, None if it asks all devices, and the fewest updates it needs.
+
+        Before the round has opened for the first time, these are the goal and `min_updates` of the
+        settings.
+        """
         coordinator = self._coordinator
-        return coordinator.config.updates_wanted(len(coordinator.rounds.devices))
+        config = coordinator.config
+        with coordinator.lock:
+            members = len(coordinator.rounds.devices)
+        stored = coordinator.store.open_round.limits(round_)
+        return stored or (config.updates_wanted(members), config.min_updates or 1)
 
-    def _eligible(self) -> list[Device]:
-        """The devices that may be asked, by their ids. The caller holds the lock."""
+    def _free(self, earlier: Collection[str]) -> list[Device]:
+        """The devices that may be asked, without those in `earlier`. The caller holds the lock."""
         coordinator = self._coordinator
         oldest, present = coordinator.clock() - SEEN_WITHIN_S, coordinator.rounds.present
         return [
             device
             for device in coordinator.store.registry.members()
             if device.id in present
+            and device.id not in earlier
             and coordinator.bundles.get(coordinator.submodel(device))
             and (activity := coordinator.activity[device.id]).has_come
             and activity.seen_at >= oldest

@@ -29,6 +29,7 @@ from toolkit.coordinator.releases.automatic_release import MakeRelease, release_
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.early_stopping import ends_early, note_early_end
 from toolkit.coordinator.rounds.falling_quality import falling
+from toolkit.coordinator.rounds.round_state import Goal
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle
 from toolkit.coordinator.storage.published_files import publish
@@ -303,7 +304,7 @@ class RoundWorker:
                 # A wall clock that was set while no coordinator ran must not keep the round open.
                 left = min(max(remaining, 0.0), max(limit, store.open_round.moved_by(round_)))
                 everyone = dict.fromkeys(bundles, "") | offers
-                goal = None if asked is None else asked.goal
+                goal = None if asked is None else Goal(asked.goal, asked.needed)
                 rounds.open(everyone, coordinator.clock(), left, goal)
                 for name, update in earlier.items():
                     if name in offers:

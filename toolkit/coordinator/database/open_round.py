@@ -10,15 +10,25 @@ _MOVED = "moved deadline"
 """The key in the table `meta` of the round whose deadline the operator moved, and the seconds."""
 _GOAL = "goal"
 """The key in the table `meta` of the last round with selected devices, and the updates it needs."""
+_NEEDED = "needed"
+"""The key in the table `meta` of that round, and the fewest updates that it may close with."""
 _PREFIX = "stopped:"
 """The prefix of a device's id in the keys of the table `meta`."""
+_LIMITS = (_GOAL, _NEEDED)
 
 
 class Selected(NamedTuple):
-    """The devices that a round asks, and the number of updates that closes it."""
+    """The devices that a round asks, and its limits.
+
+    Attributes:
+        devices: The devices.
+        goal: The number of updates that closes the round.
+        needed: The fewest updates that it may close with, also after it has opened again.
+    """
 
     devices: Collection[str]
     goal: int
+    needed: int
 
 
 class OpenRound:
@@ -59,8 +69,18 @@ class OpenRound:
                 "(SELECT max(draw) FROM selected WHERE round = :round)",
                 {"round": round_},
             ).fetchall()
-            goal = db.execute("SELECT value FROM meta WHERE key = ?", (_GOAL,)).fetchone()
-        return Selected([device for (device,) in rows], int(goal[0])) if rows else None
+        limits = self.limits(round_)
+        return Selected([device for (device,) in rows], *limits) if rows and limits else None
+
+    def limits(self, round_: int) -> tuple[int, int] | None:
+        """The goal of `round_` and the fewest updates that it needs, from its first opening.
+
+        None if it has not opened with selected devices, or if it was aborted since then.
+        """
+        with self._database.transaction() as db:
+            meta = dict(db.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", _LIMITS))
+        opened, _, needed = meta.get(_NEEDED, "0 0").partition(" ")
+        return (int(meta[_GOAL]), int(needed)) if int(opened) == round_ else None
 
     def past_selections(self) -> dict[str, tuple[int, int | None]]:
         """The last round that asked each device, and the samples of its last update if known."""
@@ -104,6 +124,7 @@ class OpenRound:
         """Drop all updates of `round_`, which opens again, in the transaction of `db`."""
         db.execute("DELETE FROM updates WHERE round = ?", (round_,))
         db.execute("DELETE FROM uploads")
+        db.execute("DELETE FROM meta WHERE key = ?", (_NEEDED,))
         forget(db)
 
     def failures(self, round_: int) -> list[str]:
@@ -127,7 +148,8 @@ def _note_selected(db: sqlite3.Connection, round_: int, selected: Selected) -> N
         "DO UPDATE SET round = excluded.round, draw = excluded.draw",
         [(device, round_, (draws or 0) + 1) for device in selected.devices],
     )
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_GOAL, str(selected.goal)))
+    limits = [(_GOAL, str(selected.goal)), (_NEEDED, f"{round_} {selected.needed}")]
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", limits)
 
 
 def forget(db: sqlite3.Connection) -> None:

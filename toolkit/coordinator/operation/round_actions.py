@@ -89,8 +89,9 @@ class RoundActions(FederationState):
             if updates < needed:
                 raise conflict(
                     "Round {round} has {counted}, and needs {needed} (`min_updates`, `quorum`). "
-                    "Wait for more updates. If `min_updates` is not set, you can also pause "
-                    "devices that send none: fewer updates are then needed.",
+                    "Wait for more updates. If neither `min_updates` nor `clients_per_round` is "
+                    "set, you can also pause devices that send none: fewer updates are then "
+                    "needed.",
                     code="operator.too-few-updates",
                     round=round_,
                     counted=counted(updates, "update"),

@@ -9,7 +9,7 @@ A device may leave at any time. Another one may take its place and trains from t
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
 A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
 A round may be opened for some devices only, with a goal: it closes with that number of updates. The
-other devices wait.
+other devices wait. If too few updates have come at its deadline, it opens again for other devices.
 
 In asynchronous rounds a device goes on with the model of a round that closes without its update.
 The update counts in the round that is open when it comes, and then the device waits for the next.
@@ -54,6 +54,18 @@ class Flight(NamedTuple):
     bundle: str
 
 
+class Goal(NamedTuple):
+    """The limits of a round that asks some devices only. They stay when the round opens again.
+
+    Attributes:
+        updates: So many updates close the round.
+        needed: With fewer updates the round never closes; at most `updates`.
+    """
+
+    updates: int
+    needed: int
+
+
 class Rounds:
     """The state of the rounds, `done` of which are over.
 
@@ -61,9 +73,9 @@ class Rounds:
     rounds go on until they are `stopped_early`.
 
     A round closes when every device that it was opened for has sent its update or left, or when
-    `quorum` updates have come. A round that was opened with a `goal` has that quorum. A round also
-    closes `deadline_s` seconds after it opened. With fewer than `needed` updates, a round never
-    closes: at its deadline it opens again, and old updates still count.
+    `quorum` updates have come. A round also closes `deadline_s` seconds after it opened. With fewer
+    than `needed` updates, a round never closes: at its deadline it opens again, and old updates
+    still count. A round that was opened with a `Goal` has its own limits.
 
     With `max_staleness` the rounds are asynchronous: a device may train the model of a round that
     opened at most so many rounds before the open one.
@@ -84,7 +96,7 @@ class Rounds:
         self.expected = expected
         self.deadline_s = deadline_s
         self.quorum = quorum
-        self.goal: int | None = None
+        self.goal: Goal | None = None
         self.min_updates = min_updates
         self.max_staleness = max_staleness
         self.flights: dict[str, Flight] = {}
@@ -224,7 +236,7 @@ class Rounds:
         offers: Mapping[str, str],
         now: float,
         remaining_s: float | None = None,
-        goal: int | None = None,
+        goal: Goal | None = None,
     ) -> None:
         """Start the next round, or continue one that was open before a restart.
 
@@ -234,7 +246,7 @@ class Rounds:
                 the round asks only the devices that are here.
             now: The current time.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
-            goal: The round closes with this number of updates; None for `quorum`.
+            goal: The limits of a round that asks some devices; None for `quorum` and `min_updates`.
         """
         self._expect(self.phase == "aggregating" and not self._offers, "open")
         # A device that stopped after it sent its update has an offer, too.
@@ -287,8 +299,13 @@ class Rounds:
             self._started.add(device)
 
     def _goes_on(self, device: str) -> bool:
-        """Whether `device` trains while no round is open, because rounds are asynchronous."""
+        """Whether `device` trains while no round is open, because rounds are asynchronous.
+
+        A device whose update would be too old for the next round waits for its model.
+        """
         if self.max_staleness is None or self.phase != "aggregating" or device in self.updates:
+            return False
+        if self.trained_round(device) < self.round + 1 - self.max_staleness:
             return False
         return device in self.flights or (device in self._offers and device in self._started)
 
@@ -306,7 +323,7 @@ class Rounds:
     @property
     def has_reached_goal(self) -> bool:
         """Whether the round has as many updates as its goal, so that it needs no more devices."""
-        return self.goal is not None and len(self.updates) >= self.goal
+        return self.goal is not None and len(self.updates) >= self.goal.updates
 
     def check_round(self, device: str, round_: int) -> None:
         """Raise RefusalError unless `device` may send something for `round_` now."""
@@ -391,14 +408,16 @@ class Rounds:
     @property
     def needed(self) -> int:
         """The fewest updates that the open round may close with."""
+        if self.goal is not None:
+            return self.goal.needed
         return fewest_updates(
-            len(self._offers), len(self._members & self.present), self.min_updates, self._quorum
+            len(self._offers), len(self._members & self.present), self.min_updates, self.quorum
         )
 
     @property
     def _quorum(self) -> int | None:
         """The number of updates that closes the open round early."""
-        return self.quorum if self.goal is None else self.goal
+        return self.quorum if self.goal is None else self.goal.updates
 
     def remaining_s(self, now: float) -> float:
         """Seconds to the deadline of the open round; negative after it."""

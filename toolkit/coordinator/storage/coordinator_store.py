@@ -274,6 +274,12 @@ class Store:
                 (round_,),
             ).fetchall()
 
+    def senders(self, round_: int) -> set[str]:
+        """The devices whose updates of `round_` have come."""
+        with self._database.transaction() as db:
+            rows = db.execute("SELECT device FROM updates WHERE round = ?", (round_,))
+            return {device for (device,) in rows}
+
     def profiles(self, device: str) -> list[Profile]:
         """The profiles that `device` measured in its rounds on its present machine, oldest first.
 
