@@ -30,6 +30,7 @@ from vector_fleet import (
     enrol,
     joined,
     running,
+    send_all,
     send_trained,
     task,
     token,
@@ -103,6 +104,25 @@ def test_changes_hold_from_the_next_round_on(tmp_path: Path) -> None:
     assert "Round 2 began with deadline_s: 600.0 -> 60.0\n" in printed
     with running(configured(folder, OTHER)) as server:  # these are its settings from now on
         assert len(operator(server).audit().entries) == len(CHANGES)
+
+
+def test_changes_are_checked_again_when_the_model_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    with running(configured(folder)) as server:
+        actor, links = operator(server), enrol(server, tmp_path)
+
+        def slow(config: CoordinatorConfig) -> VectorModel:
+            for round_ in (1, 2):
+                send_all(links, round_, tmp_path / str(round_))
+            assert task(links["board-1"]).round == 3
+            return VectorModel()
+
+        server.coordinator.make_model = slow
+        configured(folder, CONFIG.replace("rounds = 3", "rounds = 2"))
+        with refused("settings.too-few-rounds"):
+            actor.apply_settings("it is good enough")
+        assert actor.audit().entries == []
+        assert server.coordinator.config.rounds == 3
 
 
 IMPOSSIBLE = [
