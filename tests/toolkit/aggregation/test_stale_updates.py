@@ -172,6 +172,7 @@ def by_elements(
     return new
 
 
+@pytest.mark.long
 def test_every_family_of_a_real_model(federation: Federation, seed: int) -> None:
     """In one fleet, with the statistics of batch norm; by partial aggregates, too."""
     first, versions, pool = federation.model, [federation.model], []
