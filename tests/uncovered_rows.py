@@ -52,7 +52,7 @@ def overwritten(x: Tensor) -> Tensor:
     return y
 
 
-IN_FUNCTION = r"row_kinds\.py, line \d+: "
+IN_FUNCTION = r"uncovered_rows\.py, line \d+: "
 VOLUME = (3, 4, 4, 6)
 REFUSED = {
     "3-D convolution": (Row(Volume, VOLUME), "module 'body'"),

@@ -62,8 +62,12 @@ class Entry:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """The sort key that puts the best entry first."""
-        return (*preference(self.candidate), self.spec)
+        """The sort key that puts the best entry first.
+
+        Of equally strong entries, variants come last: a plain one that fits excludes them.
+        """
+        strength, *others = preference(self.candidate)
+        return (strength, self.recomputes, *others, self.spec)
 
 
 Look = Callable[[Entry], Entry | None]
@@ -89,8 +93,7 @@ def search(listed: Iterable[Entry], look: Look, budgets: Budgets) -> Searched:
     """Find the best of the entries `listed` that keeps all `budgets`.
 
     If only memory excludes a computed candidate, its variant with `recompute=yes` is tried before
-    weaker candidates. No equally strong candidate fits then, because candidates that need less
-    memory are looked at first.
+    weaker candidates. No equally strong candidate fits then, because variants are looked at last.
     """
     waiting = [(entry.order, entry) for entry in listed]
     specs = {entry.spec for _, entry in waiting}

@@ -199,7 +199,7 @@ def attendance_of(
         return clock.trained_batches(kinds[client].name, spec, len(parts[client]))
 
     def memory(client: int, spec: str) -> float:
-        return clock.cost(kinds[client].name, spec).memory
+        return clock.memory(kinds[client].name, spec)
 
     return Attendance(
         clients=len(kinds),

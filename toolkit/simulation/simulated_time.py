@@ -155,6 +155,10 @@ class Clock:
         left = self.budget_s - self.batches_of(samples) * cost.record_s
         return min(trained, max(1, math.ceil(left / cost.step_s)))
 
+    def memory(self, kind: str, spec: str) -> float:
+        """The memory of `spec` on the devices of `kind`, in bytes."""
+        return self.cost(kind, spec).memory
+
     def cost(self, kind: str, spec: str) -> Cost:
         """The times and the memory of `spec` on the devices of `kind`."""
         if (kind, spec) not in self.costs:

@@ -203,7 +203,9 @@ STATUS = {
             "note": None, "round": None,
         },
     ],
-    "history": [{"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2, "left_out": {}}],
+    "history": [
+        {"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2, "left_out": {}, "changes": []}
+    ],
     "warnings": [],
     "kinds": 2,
     "kinds_ready": 2,

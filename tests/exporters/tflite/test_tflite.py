@@ -129,7 +129,7 @@ def test_a_use_without_a_form_is_refused_with_its_place() -> None:
         to_tflite([case.signature])
     # The message is torch's and ours: the line of the model, what is unsupported, and the remedy.
     assert re.search(
-        r"row_kinds\.py, line \d+.* axes that are not adjacent.*--format onnx", str(caught.value)
+        r"test_tflite\.py, line \d+.* axes that are not adjacent.*--format onnx", str(caught.value)
     )
 
 

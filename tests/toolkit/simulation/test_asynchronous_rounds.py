@@ -56,6 +56,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(simulate_module, "workloads", lambda *_: {"known": None})
     monkeypatch.setattr(Clock, "seconds", seconds)
+    monkeypatch.setattr(Clock, "memory", lambda *_: 0.0)
 
 
 def written(
