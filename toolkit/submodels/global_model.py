@@ -106,13 +106,10 @@ class GlobalModel:
 
         Buffers are copied, because a forward pass may change them.
         """
-        parameters = {name for name, _ in model.named_parameters()}
-        # Make parameters here, so that one with several names stays a single parameter.
-        tensors = {
-            n: nn.Parameter(v.detach()) if n in parameters else v.clone()
-            for n, v in self.tensors.items()
-        }
-        model.load_state_dict(self._under_all_names(tensors), assign=True)
+        for name, parameter in model.named_parameters():
+            # The parameter stays the same object, which the model may keep in a list, too.
+            parameter.data = self.tensors[name].detach()
+        model.load_state_dict(self.state_dict())
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors under all their names, as `load_state_dict` of the PyTorch model expects."""

@@ -151,3 +151,15 @@ def test_several_names_with_different_values() -> None:
 def test_metadata_that_name_no_tensors(text: str) -> None:
     with refused("model.invalid-shared-names", file="w.st"):
         from_bytes(save({"0.weight": torch.ones(2)}, {"edgetailor.shared": text}), "w.st")
+
+
+def test_lending_keeps_the_parameters_that_a_model_has_in_a_list() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    listed = list(model.parameters())
+    state = from_model(model)
+    state.tensors["0.weight"] = torch.full((2, 3), 5.0)
+    state.lend_to(model)
+    assert all(one is two for one, two in zip(listed, model.parameters(), strict=True))
+    assert torch.equal(listed[0], torch.full((2, 3), 5.0))
+    assert listed[0].data_ptr() == state.tensors["0.weight"].data_ptr()
+    assert all(parameter.requires_grad for parameter in listed)
