@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
+from itertools import dropwhile
 from traceback import StackSummary
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +49,9 @@ WITHOUT_LAYOUTS = (proxy_tensor, "_extract_tensor_metadata", lambda value: None)
 
 
 def users_lines(_: Any, frames: StackSummary) -> StackSummary:
-    """The frames of the user's code. Torch keeps those of functions called `forward` alone."""
-    return StackSummary.from_list([f for f in frames if is_users(f.filename)])
+    """The frames of the user's code in the model. Torch keeps those of `forward` alone."""
+    inside = dropwhile(lambda frame: frame.name != "forward", frames)
+    return StackSummary.from_list([frame for frame in inside if is_users(frame.filename)])
 
 
 def lines_of_users() -> AbstractContextManager[None]:

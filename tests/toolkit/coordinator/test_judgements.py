@@ -157,8 +157,8 @@ def test_a_restart_goes_on_with_the_judging_of_the_last_model(tmp_path: Path) ->
         offered = next(offer.sha256 for offer in work.files if offer.name == MANIFEST)
         second.send_judgement(1, Judgement(bundle=offered, counts=counts(1, 4)))
         assert_soon(lambda: server.coordinator.status().state == "finished")
-        last = server.coordinator.status().history[-1].devices
         assert_soon(lambda: not server.coordinator.store.final_evaluation.answers())
+        last = server.coordinator.status().history[-1].devices
     assert last is not None
     assert (last.devices, last.correct, last.counted, last.loss) == (2, 4, 8, 0.5)
     assert (last.accuracy, last.worst_accuracy, last.trained_loss) == (0.5, 0.25, None)

@@ -121,9 +121,12 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
 
 
 def best_of(points: Sequence[Point], limits: Limits) -> Point | None:
-    """The point with the best score within `limits`; None if none keeps them."""
+    """The point with the best score within `limits`; None if none keeps them.
+
+    Of equally good points, the one with the fewest bytes.
+    """
     within = [point for point in points if point.keeps(limits)]
-    return max(within, key=lambda point: point.quality, default=None)
+    return max(within, key=lambda point: (point.quality, -point.costs["bytes"]), default=None)
 
 
 def front(points: Sequence[Point], cost: Cost) -> list[Point]:
