@@ -409,7 +409,7 @@ def test_smaller_weights(
     trained: nn.Module,
     tmp_path: Path,
 ) -> None:
-    """The file shrinks, it still takes and gives float32, and loses less than two points."""
+    """The file shrinks, it still takes and gives float32, and loses less than a point."""
     if file_format == "tflite":
         pytest.importorskip("ai_edge_quantizer")
     train, (x, y) = deployed_digits.split_digits()
@@ -424,8 +424,7 @@ def test_smaller_weights(
     accuracy = float((outputs.argmax(1) == y).mean())
     assert done.card.quality is not None
     assert done.card.quality.accuracy == pytest.approx(accuracy)
-    # After two rounds, some samples are near the border of two classes.
-    assert abs(accuracy - float((right.argmax(1) == y).mean())) <= 0.02
+    assert abs(accuracy - float((right.argmax(1) == y).mean())) <= 0.01
     # 8 bits have a step of 1/255 of the range; errors of layers add up.
     largest = 2e-3 if precision == "float16" else 0.1
     assert float(np.abs(outputs - right).max()) <= largest * float(np.abs(right).max())
