@@ -20,7 +20,6 @@ from exporters.programs.recorded_graph import writes_in_place
 
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 # The slash at the end prevents a match with a folder whose name only starts in the same way.
-NUMPY = f"{Path(np.__file__).parent}/"
 OTHERS = tuple(
     f"{folder}/"
     for folder in (

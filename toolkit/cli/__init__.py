@@ -11,7 +11,6 @@ import click
 from device_agent import __version__
 from device_agent.cli.console import EXIT_CODES, run
 from device_agent.log_format import quieten_others
-from toolkit.cli.access_commands import COMMANDS as ACCESS_COMMANDS
 from toolkit.cli.aggregate_command import aggregate
 from toolkit.cli.backup_commands import backup, restore
 from toolkit.cli.compare_command import compare
@@ -20,15 +19,16 @@ from toolkit.cli.deploy_command import deploy
 from toolkit.cli.evaluate_command import evaluate
 from toolkit.cli.export_command import export
 from toolkit.cli.inspect_command import inspect
-from toolkit.cli.open_round_commands import COMMANDS as ROUND_COMMANDS
-from toolkit.cli.operator_commands import COMMANDS as OPERATOR_COMMANDS
+from toolkit.cli.operator.access_commands import COMMANDS as ACCESS_COMMANDS
+from toolkit.cli.operator.open_round_commands import COMMANDS as ROUND_COMMANDS
+from toolkit.cli.operator.operator_commands import COMMANDS as OPERATOR_COMMANDS
+from toolkit.cli.operator.settings_commands import apply
 from toolkit.cli.plan_command import plan
 from toolkit.cli.release_command import release
 from toolkit.cli.report_command import report
 from toolkit.cli.rounds_commands import export_model, rollback, rounds
 from toolkit.cli.serve_commands import serve, tls, tokens
 from toolkit.cli.service_commands import COMMANDS as SERVICE_COMMANDS
-from toolkit.cli.settings_commands import apply
 from toolkit.cli.simulate_command import simulate
 
 

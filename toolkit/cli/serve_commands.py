@@ -12,7 +12,7 @@ import click
 from device_agent.cli.console import log_lines
 from profiles.text_formatting import did_you_mean
 from toolkit.cli.early_checks import check_model
-from toolkit.cli.operator_options import client_of, show_answer
+from toolkit.cli.operator.operator_options import client_of, show_answer
 
 if TYPE_CHECKING:
     from toolkit.coordinator.federation_config import CoordinatorConfig

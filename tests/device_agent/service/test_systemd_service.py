@@ -26,6 +26,7 @@ from device_agent.service.systemd_service import (
     with_absolute_paths,
 )
 from device_agent.training.training_options import TrainingOptions
+from fake_systemctl import with_systemctl
 from refusals import refused
 
 ANALYZE = shutil.which("systemd-analyze")
@@ -55,13 +56,7 @@ def member(folder: Path) -> Path:
 
 def service(folder: Path, *arguments: object, systemctl: str = "exit 0") -> Done:
     """Run a command with a script as systemctl, which records its arguments."""
-    tools = folder / "tools"
-    tools.mkdir(exist_ok=True)
-    script = f'[ "$1" = --version ] && {{ echo systemd 257; exit; }}\necho "$@" >> {folder}/asked\n'
-    (tools / "systemctl").write_text(f"#!/bin/sh\n{script}{systemctl}\n")
-    (tools / "systemctl").chmod(0o755)
-    home = {"XDG_CONFIG_HOME": str(folder / "config"), "PATH": f"{tools}:{os.environ['PATH']}"}
-    return run("edgetailor-agent", *arguments, cwd=folder, **home)
+    return run("edgetailor-agent", *arguments, cwd=folder, **with_systemctl(folder, systemctl))
 
 
 def files(folder: Path) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from commands import Done, edgetailor, refusal
 from device_agent.formats.protocol.rounds import Progress
-from toolkit.cli.operator_commands import SORTS
+from toolkit.cli.operator.operator_commands import SORTS
 from toolkit.coordinator.operation.messages import Sort
 from toolkit.coordinator.server import Server
 from vector_fleet import VectorModel, assert_soon, configured, enrol, running, send_trained, task

@@ -1,6 +1,5 @@
 """`edgetailor install-service`: the unit, systemd's check of it, and complete removal."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import Done, run
+from fake_systemctl import with_systemctl
 
 ANALYZE = shutil.which("systemd-analyze")
 FLEET = """
@@ -26,16 +26,7 @@ submodel = "full"
 def service(folder: Path, *arguments: object, systemctl: str = "exit 0", port: int = 0) -> Done:
     """Run a command with a script as systemctl, which records its arguments."""
     (folder / "my fleet.toml").write_text(FLEET.format(port=port))
-    tools = folder / "tools"
-    tools.mkdir(exist_ok=True)
-    script = f'[ "$1" = --version ] && {{ echo systemd 257; exit; }}\necho "$@" >> {folder}/asked\n'
-    (tools / "systemctl").write_text(f"#!/bin/sh\n{script}{systemctl}\n")
-    (tools / "systemctl").chmod(0o755)
-    given = {
-        "XDG_CONFIG_HOME": str(folder / "config"),
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "EDGETAILOR_CACHE": str(folder / "cache"),
-    }
+    given = with_systemctl(folder, systemctl) | {"EDGETAILOR_CACHE": str(folder / "cache")}
     return run("edgetailor", *arguments, cwd=folder, **given)
 
 

@@ -1,5 +1,5 @@
 """What the operator does in a running federation: sees devices, and acts on them.
 
 `device_actions.py` has the actions. The routes of `http/operator_api.py` and the commands of
-`cli/operator_commands.py` only call them.
+`cli/operator/` only call them.
 """

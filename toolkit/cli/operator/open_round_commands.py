@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.operator_options import (
+from toolkit.cli.operator.operator_options import (
     client_of,
     federation_option,
     json_option,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from profiles.text_formatting import counted
-from toolkit.cli.operator_options import (
+from toolkit.cli.operator.operator_options import (
     client_of,
     federation_option,
     json_option,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.operator_options import check_reason, client_of, json_option, show_answer
+from toolkit.cli.operator.operator_options import check_reason, client_of, json_option, show_answer
 
 
 @click.command()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.operator_options import (
+from toolkit.cli.operator.operator_options import (
     client_of,
     federation_option,
     json_option,

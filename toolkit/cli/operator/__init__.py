@@ -1,0 +1,1 @@
+"""Commands with which an operator sees a running federation and acts on it."""
