@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from toolkit.coordinator.simulation_table import Format
+from toolkit.coordinator.federation_file.simulation_table import Format
 
 CIFAR: dict[str, list[str]] = {
     "cifar10": [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"],

@@ -22,7 +22,8 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.documents.device_profile import DeviceProfile
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import DeviceKind, load_config
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import Page as WebPage

@@ -45,7 +45,8 @@ from device_agent.training.bundle_training import forget
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
 from toolkit.evaluation_sums import Evaluation

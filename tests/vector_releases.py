@@ -14,7 +14,7 @@ from device_agent.federation.run_options import RunOptions
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST
 from device_agent.inference.release_trial import TrialResult
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, full_token, train_vector

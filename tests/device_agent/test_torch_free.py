@@ -11,7 +11,7 @@ import pytest
 
 from bundles import FAMILIES, BundleOf, write_data
 from commands import environment
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from vector_fleet import running
 

@@ -26,7 +26,7 @@ from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
-    from toolkit.coordinator.federation_config import CoordinatorConfig
+    from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
     from toolkit.report.evaluation_document import EvaluationDocument
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from toolkit.deployment.model_card import Precision
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
-    from toolkit.coordinator.federation_config import CoordinatorConfig
+    from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
     from toolkit.coordinator.storage.release_folder import Release
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from toolkit.cli.early_checks import check_model
 from toolkit.cli.operator.operator_options import client_of, show_answer
 
 if TYPE_CHECKING:
-    from toolkit.coordinator.federation_config import CoordinatorConfig
+    from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
     from toolkit.coordinator.storage.release_folder import Release
 
 HOST = re.compile(r"[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9a-fA-F:]+")
@@ -45,7 +45,7 @@ def serve(config: Path, check_models: bool, new_key: bool, log_json: bool) -> No
     the token to the device and run there: edgetailor-agent join URL --token-file FILE. The HTTP
     interface is documented at URL/docs.
     """
-    from toolkit.coordinator.federation_config import load_config
+    from toolkit.coordinator.federation_file.load_config import load_config
 
     with log_lines(log_json):
         federation = load_config(config)

@@ -28,7 +28,8 @@ from toolkit.coordinator.database.operator_log import PAUSED
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.join_access import JoinAccess
 from toolkit.coordinator.operation.metrics import Metrics

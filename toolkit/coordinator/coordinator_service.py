@@ -17,7 +17,8 @@ from device_agent.service.systemd_units import (
     wanted_by,
 )
 from exporters.cache_folder import VARIABLE, cache_folder
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 
 NAME = "edgetailor-coordinator"
 MOST_FILES = 65536

@@ -16,7 +16,7 @@ from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from toolkit.coordinator.database.device_registry import hashed
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import token_file
 from toolkit.coordinator.startup_message import OPERATOR
 from toolkit.coordinator.storage.coordinator_store import Store

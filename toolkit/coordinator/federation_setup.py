@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from profiles.progress import Report, silent
-from toolkit.coordinator.federation_config import FederationConfig
+from toolkit.coordinator.federation_file.federation_config import FederationConfig
 from toolkit.coordinator.sample_files import read_samples
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from profiles.errors import InputError
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.storage.saved_rounds import reading
 
 FILE = "federation_file"

@@ -15,7 +15,7 @@ from toolkit.coordinator.database.operator_tokens import OPERATOR, Operator
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.notifications import Event, EventName, Notifier
 from toolkit.coordinator.refusals import RefusalError

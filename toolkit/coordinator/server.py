@@ -18,7 +18,7 @@ from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate, certificate_of

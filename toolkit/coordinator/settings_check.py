@@ -14,7 +14,8 @@ import msgspec
 from profiles.errors import InputError
 from toolkit.coordinator.database.operator_log import Action
 from toolkit.coordinator.database.settings_log import FEDERATION, Change
-from toolkit.coordinator.federation_config import AUTO, BUDGETS, SIMULATED, CoordinatorConfig
+from toolkit.coordinator.federation_file.device_kinds import AUTO, BUDGETS, SIMULATED
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.submodels.hyperparameters import TrainingConfig
 

@@ -13,7 +13,8 @@ from types import FrameType
 from typing import NoReturn
 
 from device_agent.formats.atomic_files import shown
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_secrets import read_secrets
 from toolkit.coordinator.http.certificates import certificate_of
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from device_agent.formats.atomic_files import shown
-from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import (
     NEEDS_AUTHORITY,
     NEEDS_HTTPS,

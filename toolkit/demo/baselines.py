@@ -17,8 +17,8 @@ import numpy as np
 from device_agent.data.local_data import LocalData
 from device_agent.training.batching import held_out as held_out_of
 from profiles.errors import UpdateError
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_setup import federation
-from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.demo import demo_settings
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.simulation.chunks import ChunkTrainer

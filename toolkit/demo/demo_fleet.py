@@ -9,7 +9,7 @@ from pathlib import Path
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.formats.protocol.fleet import Status
 from profiles.errors import EdgeTailorError
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.join_links import ADDRESS, token_file
 from toolkit.coordinator.startup_message import OPERATOR
 from toolkit.demo import demo_settings

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 MODEL = "toolkit.models:digits_cnn"

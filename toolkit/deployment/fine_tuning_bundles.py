@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exporters.programs.program import inference_program
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.storage.release_folder import TRAINING
 from toolkit.coordinator.storage.saved_rounds import model_file

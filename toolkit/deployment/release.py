@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exporters.programs.program import inference_program
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.storage.release_folder import Release
 from toolkit.deployment.deploy_targets import deploy_targets

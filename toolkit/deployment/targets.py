@@ -9,7 +9,7 @@ from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
-from toolkit.coordinator.federation_config import FederationConfig
+from toolkit.coordinator.federation_file.federation_config import FederationConfig
 from toolkit.deployment.model_card import Format, Precision
 from toolkit.deployment.predicting_submodel import (
     PLANNED,

@@ -17,7 +17,7 @@ from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.saved_rounds import model_file, saved_rounds
 from toolkit.evaluation_sums import Evaluation
 from toolkit.model_evaluation import evaluate

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.flower.dense_rounds import DenseRounds

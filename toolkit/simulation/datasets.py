@@ -18,7 +18,7 @@ from device_agent.data.pictures import check_pillow, read_picture, visible
 from device_agent.formats.preprocessing import Images, misfit
 from profiles.errors import DataError
 from profiles.text_formatting import said_by
-from toolkit.coordinator.simulation_table import Format
+from toolkit.coordinator.federation_file.simulation_table import Format
 
 SIDE, CHANNELS = 32, 3
 PIXELS = CHANNELS * SIDE * SIDE

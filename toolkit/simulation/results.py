@@ -21,7 +21,8 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
-from toolkit.coordinator.federation_config import EvaluationTable, FederationConfig
+from toolkit.coordinator.federation_file.federation_config import FederationConfig
+from toolkit.coordinator.federation_file.small_tables import EvaluationTable
 from toolkit.coordinator.settings_check import other_loss
 
 SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"

@@ -17,9 +17,9 @@ from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
+from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
-from toolkit.coordinator.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.client_selection import Choices

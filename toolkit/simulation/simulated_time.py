@@ -23,7 +23,7 @@ from profiles.cost_model.workload import Workload
 from profiles.documents.calibration_record import Calibration
 from profiles.documents.device_profile import load_device
 from profiles.errors import DataError, InputError
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 MEGA = 1e6

@@ -9,13 +9,10 @@ from pydantic import model_validator
 from device_agent.data.data_functions import is_reference
 from profiles.errors import InputError
 from profiles.text_formatting import counted
-from toolkit.coordinator.federation_config import (
-    AUTO,
-    DeviceKind,
-    FederationConfig,
-    load_settings,
-)
-from toolkit.coordinator.simulation_table import SimulationTable
+from toolkit.coordinator.federation_file.device_kinds import AUTO, DeviceKind
+from toolkit.coordinator.federation_file.federation_config import FederationConfig
+from toolkit.coordinator.federation_file.load_config import load_settings
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.simulation.simulated_time import simulated_device
 from toolkit.toml_files import Values
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from toolkit.coordinator.federation_config import MAX_STALENESS
+from toolkit.coordinator.federation_file.round_keys import MAX_STALENESS
 from toolkit.coordinator.rounds.round_state import fewest_updates
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.simulation_config import SimulationConfig

@@ -10,7 +10,7 @@ from torch import nn
 
 from edgetailor import Federation, TrainingConfig
 from refusals import refused
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.model_evaluation import CHUNK
 from vector_fleet import messages_to

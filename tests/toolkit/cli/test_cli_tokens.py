@@ -8,7 +8,7 @@ import segno
 
 from commands import edgetailor, refused
 from toolkit.cli.printed.tokens_text import qr_code
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import NEEDS_HTTPS, NO_PAGE, join_link, phones_accept
 from toolkit.web.built_page import is_built
 from vector_fleet import configured, enrol, full_token, running

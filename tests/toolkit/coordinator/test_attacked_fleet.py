@@ -18,7 +18,8 @@ from device_agent.formats.update import TENSORS, write_update
 from hostile_fleet import samples
 from models_for_tests import INPUT_SHAPE
 from profiles.errors import UpdateError
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from trainings import train_bundle

@@ -17,7 +17,7 @@ from device_agent.federation.fleet_status import fleet_status
 from device_agent.federation.membership import join, leave
 from profiles.errors import ClientError
 from refusals import refused
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.http.certificates import Certificate, new_certificate
 from toolkit.coordinator.http.server_socket import answer_preparing, bind
 from toolkit.coordinator.startup_message import startup_message

@@ -11,7 +11,7 @@ import pytest
 from bundles import everything
 from refusals import refused
 from toolkit.coordinator.database.schema import SCHEMA_VERSION
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
 from vector_fleet import (
     VectorModel,

@@ -14,7 +14,8 @@ from device_agent.federation.fleet_status import lines
 from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
 from refusals import refused
 from toolkit.coordinator.coordinator import MOST_HISTORY, newest_rounds
-from toolkit.coordinator.federation_config import CoordinatorConfig, ReleaseTable
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.small_tables import ReleaseTable
 from toolkit.coordinator.releases.automatic_release import round_to_release
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.releases.release_status import release_status

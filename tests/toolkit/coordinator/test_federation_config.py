@@ -14,7 +14,7 @@ from device_agent.formats.input_range import Interval
 from profiles.errors import InputError
 from refusals import refused
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.settings_check import check_same_settings
 from toolkit.coordinator.storage.coordinator_store import Store

@@ -12,15 +12,15 @@ from pydantic.fields import FieldInfo
 
 from device_agent.formats.preprocessing import Images, Series
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.coordinator.federation_config import (
-    CoordinatorConfig,
-    DeviceKind,
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
+from toolkit.coordinator.federation_file.small_tables import (
     EvaluationTable,
     NotifyTable,
     ReleaseTable,
-    load_config,
 )
-from toolkit.coordinator.simulation_table import SimulationTable
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.toml_files import Table
 

@@ -16,7 +16,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import restore
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import saved_rounds
 from toolkit.submodels.hyperparameters import TrainingConfig

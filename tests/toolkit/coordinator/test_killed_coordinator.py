@@ -19,7 +19,9 @@ from device_agent.federation.state_folder import Identity
 from made_calibration import DEVICE
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import ClientError
-from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind, load_config
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, ROUNDS, VectorModel, configured, running, token, train_vector
 

@@ -17,7 +17,7 @@ from device_agent.formats.manifest import uploaded
 from device_agent.formats.protocol.fleet import RoundResult
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.closing.round_aggregation import RoundAggregation
-from toolkit.coordinator.federation_config import MOST_KEPT_UPDATES
+from toolkit.coordinator.federation_file.round_keys import MOST_KEPT_UPDATES
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.retention import FULL_RECORDS, KEEP_UPDATES
 from toolkit.submodels.hyperparameters import TrainingConfig

@@ -17,7 +17,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.cli.rounds_commands import rounds
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.settings_log import Change
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.settings_check import changes_while_running

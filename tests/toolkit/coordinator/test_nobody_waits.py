@@ -14,7 +14,7 @@ from large_fleet import LargeFleet
 from made_calibration import DEVICE
 from profiles.documents.device_profile import DeviceProfile
 from toolkit.coordinator.closing.round_aggregation import Update
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.storage import blobs
 from toolkit.evaluation_sums import Evaluation
 from vector_fleet import CONFIG, VectorModel, configured, enrol, running, token

@@ -9,7 +9,7 @@ import pytest
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.membership import join
 from refusals import refused
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.join_links import join_tokens
 from toolkit.coordinator.server import Server
 from vector_fleet import assert_soon, configured, joined, running, send_trained, task, token

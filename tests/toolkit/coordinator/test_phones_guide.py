@@ -11,7 +11,7 @@ from PIL import Image
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from vector_fleet import DOCS, full_token

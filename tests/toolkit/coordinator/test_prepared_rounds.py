@@ -12,7 +12,7 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.formats.preprocessing import Images
 from phones import NativeAgent
 from refusals import refused
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from trainings import train_bundle
 from vector_fleet import running

@@ -13,7 +13,7 @@ from device_agent.formats.signed_work import check_key
 from log_messages import logged
 from profiles.errors import TrustError
 from refusals import refused
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
 from vector_fleet import CONFIG, VectorModel, configured, full_token, running

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import chisquare
 
 from refusals import refused
-from toolkit.coordinator.federation_config import SELECTIONS
+from toolkit.coordinator.federation_file.value_types import SELECTIONS
 from toolkit.coordinator.rounds.selection_policies import POLICIES, Candidate, selected
 
 DRAWS = 4000

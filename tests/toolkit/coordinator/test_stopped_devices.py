@@ -18,7 +18,7 @@ from device_agent.federation.stop_report import stop_report, without_folders
 from device_agent.formats.protocol.fleet import DeviceStatus
 from device_agent.formats.protocol.rounds import Stopped, SubmodelFailure
 from profiles.errors import BundleError, DataError, StorageError
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
 from vector_fleet import (

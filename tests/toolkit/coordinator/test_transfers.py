@@ -19,7 +19,7 @@ from device_agent.formats.update import RECORD, TENSORS
 from faulty_proxy import Fault, proxy
 from log_messages import logged
 from refusals import refused
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.http.open_connections import MOST_BUSY
 from toolkit.coordinator.server import Server
 from vector_fleet import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiles.errors import InputError
 from refusals import refused
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.demo import demo_settings
 from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder

@@ -27,7 +27,7 @@ from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol.fleet import RoundResult
 from device_agent.inference.predictor import Predictor
 from device_agent.training.batching import held_out
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.server import Server

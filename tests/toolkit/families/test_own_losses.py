@@ -27,7 +27,7 @@ from oracles import batches_of, descend
 from parameters import some_long
 from phone_counts import Counts
 from refusals import refused
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import prepare, simulate

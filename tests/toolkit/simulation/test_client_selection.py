@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from toolkit.coordinator.federation_config import DeviceKind
-from toolkit.coordinator.simulation_table import SimulationTable
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.simulation.attendance import Attendance
 from toolkit.simulation.client_selection import ClientSelection
 from toolkit.simulation.simulation_config import SimulationConfig

@@ -10,7 +10,7 @@ import pytest
 
 from dataset_files import CIFAR, write_cifar, write_leaf, write_mnist, write_tiny_imagenet
 from refusals import refused
-from toolkit.coordinator.simulation_table import Format
+from toolkit.coordinator.federation_file.simulation_table import Format
 from toolkit.simulation.datasets import read_dataset
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import prepare, simulate

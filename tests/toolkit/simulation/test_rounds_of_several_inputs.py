@@ -17,7 +17,7 @@ from device_agent.training.batching import held_out, round_seed
 from device_agent.training.training_options import TrainingOptions
 from log_messages import logged
 from oracles import Device, Plan
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.storage.saved_rounds import saved_rounds
 from toolkit.simulation.results import RunFolder

@@ -12,7 +12,7 @@ import oracles
 from device_agent.training import batching
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
-from toolkit.coordinator.simulation_table import SimulationTable
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.simulation.client_selection import ClientSelection
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.rounds import Simulation

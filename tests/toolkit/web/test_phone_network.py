@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from gate_proxy import Gate, gate
 from phones import KEEP_VIEWS, Phone, fleet, keep_updates, samples, token, with_timers
-from toolkit.coordinator.federation_config import load_config
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.http.server_socket import answer_preparing, bind
 from toolkit.coordinator.server import Server

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from device_agent.formats.protocol.problems import NEEDS_PROFILE, PREPARING
 from profiles.documents.device_profile import DeviceProfile
 from toolkit.coordinator.devices.join_validation import check_profile
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.refusals import RefusalError, conflict
 
 

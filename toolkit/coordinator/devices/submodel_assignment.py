@@ -9,7 +9,8 @@ from device_agent.formats.protocol.fleet import Preparation
 from device_agent.formats.protocol.problems import NOTHING_FITS
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError, NothingFitsError
-from toolkit.coordinator.federation_config import CoordinatorConfig, DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.refusals import conflict
 from toolkit.planning.parallel_workloads import ModelSource, Search
 from toolkit.planning.plan import decide

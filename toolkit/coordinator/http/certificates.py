@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from typing import Any
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.database.operator_log import Action
 from toolkit.coordinator.database.settings_log import Change
-from toolkit.coordinator.federation_config import CoordinatorConfig, load_config
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.operation.messages import SettingsChanges

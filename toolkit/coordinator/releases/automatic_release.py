@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from device_agent.formats.protocol.fleet import RoundResult
 from device_agent.system.process_memory import ran_out
 from profiles.errors import EdgeTailorError
-from toolkit.coordinator.federation_config import ReleaseTable
+from toolkit.coordinator.federation_file.small_tables import ReleaseTable
 from toolkit.coordinator.rounds.compared_rounds import best_of, compared, is_better
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.release_folder import Release, ReleaseFolder

@@ -25,7 +25,7 @@ from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_proof import VALID_S, check_possession, used_join
 from toolkit.coordinator.devices.join_validation import check_machine, check_name
 from toolkit.coordinator.devices.planned_submodel import planned_submodel
-from toolkit.coordinator.federation_config import DeviceKind
+from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import RefusalError, conflict, forbidden
 from toolkit.coordinator.rounds.expected_traffic import round_traffic

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from device_agent.formats.protocol.fleet import FederatedEvaluation, RoundResult
 from profiles.text_formatting import counted
-from toolkit.coordinator.federation_config import FederationConfig
+from toolkit.coordinator.federation_file.federation_config import FederationConfig
 from toolkit.coordinator.rounds.compared_rounds import compared, last_improvement, stops_early
 from toolkit.coordinator.storage.coordinator_store import Store
 

@@ -11,7 +11,7 @@ import numpy as np
 from device_agent.data.data_functions import load_function
 from profiles.errors import InputError
 from profiles.text_formatting import said_by
-from toolkit.coordinator.federation_config import SELECTIONS
+from toolkit.coordinator.federation_file.value_types import SELECTIONS
 
 
 class Candidate(NamedTuple):

@@ -19,7 +19,7 @@ from profiles.errors import EdgeTailorError
 from refusals import refused
 from toolkit.coordinator.closing import full_disk
 from toolkit.coordinator.closing.round_worker import RoundWorker
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.blobs import Blobs

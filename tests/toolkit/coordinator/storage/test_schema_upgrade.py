@@ -16,7 +16,7 @@ from deployed_digits import JUDGED
 from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.database import content_digest, schema, schema_upgrade
-from toolkit.coordinator.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.database_check import check_database
 from toolkit.coordinator.storage.saved_rounds import saved_rounds

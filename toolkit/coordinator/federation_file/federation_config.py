@@ -1,0 +1,190 @@
+"""The configuration of one federation: the TOML file of `edgetailor serve` and `simulate`."""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from msgspec import to_builtins
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from device_agent.formats.preprocessing import Images, Series, misfit
+from exporters.objectives.loss_text import canonical, takes_numbers
+from profiles.errors import InputError
+from profiles.text_formatting import counted
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.coordinator.federation_file.device_kinds import ANY, DeviceKind
+from toolkit.coordinator.federation_file.model_keys import ModelKeys
+from toolkit.coordinator.federation_file.round_keys import RoundKeys
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
+from toolkit.coordinator.federation_file.small_tables import (
+    EvaluationTable,
+    NotifyTable,
+    ReleaseTable,
+)
+from toolkit.coordinator.federation_file.value_types import Line
+from toolkit.data_table import preprocessing_of
+from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.toml_files import Table, repeated
+
+PATHS = ("weights", "example", "held_out", "statistics", "state", "tls_cert", "tls_key")
+"""Keys whose relative paths start from the folder of the file."""
+
+
+class ServingKeys(Table):
+    """Where the coordinator keeps its state, how it is reached, and what owners read.
+
+    - `port`: 0 chooses a free port.
+    - `token_days`: lifetime of a join token, in days.
+    - `phones`: serve the page with which phones join.
+    - `site`: be a site of a larger fleet. A round begins with a model from Flower's server and ends
+      with a partial aggregate for it.
+    - `title`, `purpose`, `contact`: texts that owners of devices read before they join.
+    - `tls_cert`, `tls_key`: PEM files. With them the coordinator uses https.
+    """
+
+    title: Line = ""
+    purpose: Line = ""
+    contact: Line = ""
+    statistics: Path | None = None
+    state: Path = Path("state")
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8123
+    token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
+    phones: bool = True
+    site: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError(
+                "`tls_cert` and `tls_key` belong together: give both files, or neither"
+            )
+        return self
+
+
+class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
+    """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
+
+    - `data`: how pictures or CSV files of a device become samples.
+    """
+
+    data: Annotated[
+        Images | Series | None, PlainValidator(preprocessing_of), PlainSerializer(to_builtins)
+    ] = None
+    training: TrainingConfig = TrainingConfig()
+    aggregation: AggregationPolicy = AggregationPolicy()
+    evaluation: EvaluationTable = EvaluationTable()
+    release: ReleaseTable = ReleaseTable()
+    notify: NotifyTable = NotifyTable()
+    devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
+
+    @field_validator("training", "aggregation", mode="wrap")
+    @classmethod
+    def _name_table(
+        cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> Any:
+        try:
+            if isinstance(value, dict) and isinstance(value.get("loss"), list):
+                value = {**value, "loss": canonical(value["loss"])}
+            return handler(value)
+        except InputError as error:
+            values = {**error.values, "table": info.field_name, "problem": str(error)}
+            raise InputError("[{table}] {problem}", code=error.code, **values) from None
+
+    @field_validator(*PATHS, check_fields=False)
+    @classmethod
+    def _can_be_a_path(cls, path: Path | None) -> Path | None:
+        if "\0" in str(path):
+            raise ValueError("a path holds no null byte; give the path of a file or folder")
+        return path
+
+    @model_validator(mode="after")
+    def _unique_kinds(self) -> Self:
+        twice = repeated([kind.name for kind in self.devices])
+        if twice:
+            raise ValueError(
+                f"two kinds of devices have the same name: {twice}; give each its own name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _data_fit(self) -> Self:
+        if self.data is not None:
+            wrong = misfit(
+                self.data,
+                self.input_shape,
+                "float32",
+                labels=None,
+                regression=takes_numbers(self.training.loss),
+            )
+            if wrong is not None:
+                raise ValueError(f"[data] does not fit: {wrong}")
+        return self
+
+    @model_validator(mode="after")
+    def _places_suffice(self) -> Self:
+        most = self.places
+        for key in ("min_devices", "quorum", "min_updates", "buffer_size", "clients_per_round"):
+            number = getattr(self, key)
+            if most is not None and number is not None and number > most:
+                raise ValueError(
+                    f"`{key}` is {number}, but only {counted(most, 'device')} can join: lower "
+                    f'`{key}`, or set count = "{ANY}" for a kind'
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _sites_are_synchronous(self) -> Self:
+        if self.site and self.mode == "async":
+            raise ValueError(
+                'a site needs mode = "sync": the updates of its aggregate are of one model'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _asking_devices_stay_members(self) -> Self:
+        after, forget = self.release.after_rounds, self.forget_after
+        if after is not None and forget is not None and forget <= after:
+            raise ValueError(
+                "`forget_after` must be longer than `after_rounds` of [release]: otherwise devices "
+                "that wait for a release lose their places between two requests"
+            )
+        return self
+
+    @property
+    def places(self) -> int | None:
+        """How many devices may be members at a time; None if any number may."""
+        is_open = any(kind.places is None for kind in self.devices)
+        return None if is_open else self._fixed_places
+
+    @property
+    def _fixed_places(self) -> int:
+        return sum(kind.places or 0 for kind in self.devices)
+
+    @property
+    def expected_devices(self) -> int:
+        """How many devices have to join before the first round opens.
+
+        By default this is the sum of all `count` that are numbers, and at least 1.
+        """
+        return self.min_devices or self._fixed_places or 1
+
+    def kind(self, name: str) -> DeviceKind:
+        """The kind called `name`."""
+        return next(kind for kind in self.devices if kind.name == name)
+
+
+class CoordinatorConfig(FederationConfig):
+    """The keys that `serve` reads. It checks the table [simulation], but does not use it."""
+
+    held_out: Path | None = None
+    simulation: SimulationTable | None = None

@@ -1,0 +1,60 @@
+"""The tables [evaluation], [release] and [notify] of the federation's file."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from device_agent.formats.evaluation_counts import EvaluationRequest
+from toolkit.coordinator.federation_file.value_types import Positive, Span, WebAddress
+from toolkit.coordinator.notifications import EventName
+from toolkit.toml_files import Table
+
+
+class EvaluationTable(Table):
+    """The table [evaluation]: devices judge the models (federated evaluation).
+
+    Each device keeps the `share` of its samples apart, never trains on them, and sends counts of
+    its evaluations. The share 0 is off. With `by_class` devices whose owners agree also send the
+    counts of each class.
+    """
+
+    share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    by_class: bool = False
+
+    @property
+    def request(self) -> EvaluationRequest | None:
+        """What devices are asked for; None if they do not evaluate."""
+        return EvaluationRequest(share=self.share, by_class=self.by_class) if self.share else None
+
+
+class ReleaseTable(Table):
+    """The table [release]: releases that the coordinator makes by itself, and who waits for them.
+
+    - `every`: the coordinator releases the global model whenever this many rounds have passed.
+    - `when`: the coordinator releases the best model instead, and only if that is better than all
+      released models.
+    - `after_rounds`: devices stay after the last round and ask for releases at this interval, in
+      seconds. Without it, their agents end after the last round.
+    """
+
+    every: Positive | None = None
+    when: Literal["improved"] | None = None
+    after_rounds: Span | None = None
+
+    @property
+    def interval(self) -> int | None:
+        """The fewest rounds from one release to the next; None if the coordinator makes none."""
+        return 1 if self.every is None and self.when is not None else self.every
+
+
+class NotifyTable(Table):
+    """The table [notify]: whom `serve` tells what happens in the federation.
+
+    - `url`: each event is sent to it by a POST request, as one JSON object.
+    - `command`: this program is run for each event, with the same object on its standard input.
+    - `events`: the names of the events; by default all.
+    """
+
+    url: WebAddress | None = None
+    command: tuple[str, ...] = ()
+    events: tuple[EventName, ...] | None = None
