@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 @click.option(
     "--target",
     type=float,
-    help="Show the rounds and bytes until this accuracy, such as 0.9; for a regression, this loss.",
+    help="Show the rounds, bytes and simulated time until this accuracy, such as 0.9; for a "
+    "regression, until this loss. It is a line in the curves.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
@@ -71,7 +72,7 @@ def compare(
 
     rows = read(runs)
     if curves is not None:
-        draw_comparison(rows, curves)
+        draw_comparison(rows, curves, target)
     if as_json:
         document = {"version": 1, "runs": [_as_object(row, last, target) for row in rows]}
         print_json(msgspec.json.encode(document))  # null in place of NaN and infinity
@@ -85,7 +86,7 @@ def compare(
 
 def _as_object(row: "Row", last: int, target: float | None) -> dict[str, object]:
     further, kind = row.further, "loss" if row.judged_by_loss else "accuracy"
-    rounds, sent = (None if target is None else row.reaching(target)) or (None, None)
+    reached = None if target is None else row.reaching(target)
     values = {
         f"final_{kind}": row.final,
         f"best_{kind}": row.best,
@@ -97,8 +98,9 @@ def _as_object(row: "Row", last: int, target: float | None) -> dict[str, object]
         "seconds": row.seconds,
         "simulated_s": row.simulated_s,
         "bytes_per_device_and_day": row.traffic,
-        "rounds_to_target": rounds,
-        "bytes_to_target": sent,
+        "rounds_to_target": reached and reached.rounds,
+        "bytes_to_target": reached and reached.sent,
+        "simulated_s_to_target": reached and reached.simulated_s,
     }
     return {
         "name": row.name,

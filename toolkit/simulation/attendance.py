@@ -15,6 +15,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.rounds.round_state import fewest_updates
 from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Workloads
+from toolkit.simulation.absence import Absence
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.simulated_time import Clock, simulated_device
 from toolkit.simulation.simulation_config import SimulationConfig
@@ -27,7 +28,8 @@ class Turnout(NamedTuple):
     """The clients of a round.
 
     Clients in `present` deliver an update; the others only receive submodels. Those in `not_needed`
-    would have delivered one after the round had reached its goal.
+    would have delivered one after the round had reached its goal. Those in `away` were asked, and
+    were away from the opening of the round to its end, so they did not even receive a submodel.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
     `versions` has the version of the model that each client of an asynchronous round trains from;
     without an entry, a client trains from the newest.
@@ -37,6 +39,7 @@ class Turnout(NamedTuple):
     failed: Chosen = ()
     late: Chosen = ()
     not_needed: Chosen = ()
+    away: Chosen = ()
     simulated_s: float | None = None
     versions: Mapping[int, int] = MappingProxyType({})
 
@@ -65,8 +68,9 @@ class Attendance:
         memory: Returns the memory that a client needs for a submodel, in bytes; None if unknown.
         min_updates: A round needs at least this many updates to close; None for the default.
         batches: Returns how many batches a client trains of a submodel, if `budget_s` limits them.
-        over_selects: Whether a round asks more clients than `quorum`, its goal. Without times, the
-            updates then come in a random order.
+        has_goal: Whether `quorum` is the goal of a round, which asks more clients than that, and
+            only clients that are not away. Without times, the updates then come in a random order.
+        absence: When clients are away; None if never. Needs `seconds`.
     """
 
     clients: int
@@ -77,8 +81,9 @@ class Attendance:
     seconds: Callable[[int, str], float] | None
     memory: Callable[[int, str], float] | None = None
     min_updates: int | None = None
-    over_selects: bool = False
+    has_goal: bool = False
     batches: Callable[[int, str], int] | None = None
+    absence: Absence | None = None
 
     def peak_memory(self, turnout: Turnout) -> int | None:
         """The most memory that a client of a round needs, in bytes; None if unknown."""
@@ -87,32 +92,70 @@ class Attendance:
         entries = (*turnout.present, *turnout.failed, *turnout.late)
         return round(max((self.memory(*entry) for entry in entries), default=0))
 
-    def turnout(self, round_: int, chosen: Chosen) -> Turnout:
+    def opens(self, closed: float) -> float:
+        """When a round opens after the round before has closed; both in simulated seconds.
+
+        A round with a goal waits until a client is there. The other rounds open at once.
+        """
+        if not self.has_goal:
+            return closed
+        return min(self.returns(client, closed) for client in range(self.clients))
+
+    def candidates(self, closed: float) -> list[int]:
+        """The clients that a round may ask after the round before has closed."""
+        everyone, opened = range(self.clients), self.opens(closed)
+        return [
+            client
+            for client in everyone
+            if not self.has_goal or self.returns(client, opened) == opened
+        ]
+
+    def returns(self, client: int, now: float) -> float:
+        """When `client` can work: at `now`, or when it is back; both in simulated seconds."""
+        return now if self.absence is None else self.absence.returns(client, now)
+
+    def arrives(self, client: int, spec: str, start: float) -> float:
+        """When the update of `client` arrives if it may start at `start`, in simulated seconds."""
+        seconds = 0.0 if self.seconds is None else self.seconds(client, spec)
+        return (
+            start + seconds if self.absence is None else self.absence.ready(client, start, seconds)
+        )
+
+    def turnout(self, round_: int, chosen: Chosen, closed: float = 0.0) -> Turnout:
         """Decide which of the clients `chosen` for `round_` deliver an update.
 
-        Whether a client fails depends only on the seed, the round and the client's number.
+        Whether a client fails depends only on the seed, the round and the client's number. `closed`
+        is when the round before closed, in simulated seconds.
         """
         luck = self.luck(round_)
         failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
         working = [entry for entry in chosen if luck[entry[0]] >= self.failure_rate]
-        if self.seconds is None and not self.over_selects:
+        if self.seconds is None and not self.has_goal:
             return Turnout(working, failed)
+        opened = self.opens(closed)
         # Order equal times at random: otherwise, a quorum would always take the first clients.
-        seconds = self.seconds or (lambda client, spec: 0.0)
-        arriving = sorted((seconds(*entry), luck[entry[0]], *entry) for entry in working)
+        arriving = sorted(
+            (self.arrives(*entry, opened) - opened, luck[entry[0]], *entry) for entry in working
+        )
         times = [time for time, *_ in arriving]
         fewest = fewest_updates(len(chosen), len(chosen), self.min_updates, self.quorum)
-        count, closed = taken(times, len(failed), self.deadline_s, self.quorum, fewest)
+        count, lasted = taken(times, len(failed), self.deadline_s, self.quorum, fewest)
         in_time = {client for *_, client, _ in arriving[:count]}
-        missing = [entry for entry in working if entry[0] not in in_time]
-        enough = self.over_selects and count == self.quorum
+        away = self._away(chosen, opened, opened + lasted)
+        missing = [entry for entry in working if entry[0] not in in_time and entry not in away]
+        enough = self.has_goal and count == self.quorum
         return Turnout(
             present=[entry for entry in working if entry[0] in in_time],
-            failed=failed,
+            failed=[entry for entry in failed if entry not in away],
             late=[] if enough else missing,
             not_needed=missing if enough else [],
-            simulated_s=None if self.seconds is None else closed,
+            away=away,
+            simulated_s=None if self.seconds is None else opened - closed + lasted,
         )
+
+    def _away(self, chosen: Chosen, opened: float, closed: float) -> Chosen:
+        """The clients of `chosen` that are away from `opened` to `closed`."""
+        return [one for one in chosen if self.returns(one[0], opened) >= closed > opened]
 
     def luck(self, round_: int) -> np.ndarray:
         """A random number for each client of `round_`; below `failure_rate` the client fails."""
@@ -209,7 +252,10 @@ def attendance_of(
         quorum=config.updates_wanted(len(kinds)) or config.quorum,
         min_updates=config.min_updates,
         seconds=seconds if works else None,
-        over_selects=config.clients_per_round is not None,
+        has_goal=config.clients_per_round is not None,
         batches=batches if works and config.budget_s is not None else None,
         memory=memory if works else None,
+        absence=Absence.drawn(table.away, table.day_s, len(kinds), table.seed)
+        if works and table.away
+        else None,
     )

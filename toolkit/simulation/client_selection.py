@@ -1,6 +1,6 @@
 """Selects the clients of each simulated round, by the policies of `serve`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ class ClientSelection:
         samples: The number of samples of each client.
         choices: Maps a client's submodel to the submodels from which it draws one in each round.
         kinds: The name of the kind of each client; empty if unknown.
+        candidates: Returns the clients that a round may ask; None for all.
     """
 
     config: SimulationConfig
@@ -30,6 +31,7 @@ class ClientSelection:
     samples: Sequence[int]
     choices: Choices = field(default_factory=dict)
     kinds: Sequence[str] = ()
+    candidates: Callable[[int], Sequence[int]] | None = None
     _last_rounds: list[int] = field(default_factory=list, init=False)
     _round: int = field(default=0, init=False)
 
@@ -69,11 +71,17 @@ class ClientSelection:
         """Select the clients of the next round. Returns them with the generator of the round."""
         draw = np.random.default_rng([self.config.simulation.seed, round_])
         kinds = self.kinds or [""] * len(self.specs)
+        here = (
+            range(len(self.specs)) if self.candidates is None else self.candidates(self._round + 1)
+        )
         candidates = [
-            Candidate(f"client-{number}", kinds[number], samples, self._last_rounds[number])
-            for number, samples in enumerate(self.samples)
+            Candidate(
+                f"client-{number}", kinds[number], self.samples[number], self._last_rounds[number]
+            )
+            for number in here
         ]
-        chosen = selected(self.config.selection, draw, candidates, self.asked)
+        positions = selected(self.config.selection, draw, candidates, self.asked)
+        chosen = [here[position] for position in positions]
         for number in chosen:
             self._last_rounds[number] = round_
         self._round = round_

@@ -23,6 +23,20 @@ class Spread(NamedTuple):
     deviation: float | None
 
 
+class Reached(NamedTuple):
+    """What runs need until they first reach a score.
+
+    Attributes:
+        rounds: Rounds.
+        sent: Bytes that all clients received and sent.
+        simulated_s: Time on the devices; None if it is not simulated.
+    """
+
+    rounds: Spread
+    sent: Spread
+    simulated_s: Spread | None
+
+
 @dataclass(frozen=True)
 class Row:
     """Runs that differ only in their seeds.
@@ -70,21 +84,22 @@ class Row:
         """
         return spread([statistics.fmean(self.scores(run)[-rounds:]) for run in self.histories])
 
-    def reaching(self, target: float) -> tuple[Spread, Spread] | None:
-        """Rounds until a score is at least `target`, and the bytes that all clients took for them.
+    def reaching(self, target: float) -> Reached | None:
+        """What the runs need until a score is at least `target`; None if a run does not reach it.
 
-        A regression reaches `target` when its loss is at most `target`. None if a run does not
-        reach it.
+        A regression reaches `target` when its loss is at most `target`.
         """
         quality = -target if self.judged_by_loss else target
-        rounds, sent = [], []
+        rounds, sent, times = [], [], []
         for run in self.histories:
             reached = next((n for n, own in enumerate(run, 1) if own.quality >= quality), None)
             if reached is None:
                 return None
             rounds.append(reached)
             sent.append(sent_bytes(run)[reached - 1])
-        return spread(rounds), spread(sent)
+            times.append(simulated_times(run)[reached - 1])
+        simulated_s = None if self.simulated_s is None else spread(times)
+        return Reached(spread(rounds), spread(sent), simulated_s)
 
     @property
     def traffic(self) -> Spread | None:
@@ -179,6 +194,11 @@ class Row:
 def sent_bytes(history: Sequence[RoundResult]) -> list[int]:
     """The bytes that all clients received and sent from the start to the end of each round."""
     return [*accumulate(result.bytes_down + result.bytes_up for result in history)]
+
+
+def simulated_times(history: Sequence[RoundResult]) -> list[float]:
+    """The simulated seconds from the start to the end of each round; 0 for unknown times."""
+    return [*accumulate(result.simulated_s or 0.0 for result in history)]
 
 
 def spread(values: Sequence[float]) -> Spread:

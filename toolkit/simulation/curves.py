@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from device_agent.formats.atomic_files import stream_file
-from toolkit.simulation.comparison import Row, sent_bytes
+from toolkit.simulation.comparison import Row, sent_bytes, simulated_times
 from toolkit.simulation.results import RoundResult
 
 # Okabe and Ito's palette: people with any kind of colour blindness can tell these apart.
@@ -47,11 +47,11 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
     stream_file(to, lambda file: figure.savefig(file, format="png"))
 
 
-def draw_comparison(rows: Sequence[Row], to: Path) -> None:
+def draw_comparison(rows: Sequence[Row], to: Path, target: float | None = None) -> None:
     """Write a PNG with a curve for each row: the mean of its runs, and their range.
 
     A second panel has a curve for each run over the bytes of all clients, and a third over the
-    simulated time, if every round has one.
+    simulated time, if every round has one. A dashed line shows `target`.
     """
     sent: list[list[Sequence[float]]] = [[*map(sent_bytes, row.histories)] for row in rows]
     along = [("MB of all clients", 1_000_000, sent)]
@@ -77,15 +77,12 @@ def draw_comparison(rows: Sequence[Row], to: Path) -> None:
         panel.set_xlabel(label)
         if not by_loss:
             in_percent(panel)
+        if target is not None:
+            panel.axhline(target, color="#000000", linestyle="--", linewidth=0.8)
         panel.grid(alpha=0.3)
     by_round(panels[0])
     panels[0].legend(fontsize="small")
     stream_file(to, lambda file: figure.savefig(file, format="png"))
-
-
-def simulated_times(history: Sequence[RoundResult]) -> list[float]:
-    """The simulated seconds from the start to the end of each round, which all have a time."""
-    return [*accumulate(result.simulated_s or 0.0 for result in history)]
 
 
 def draw_range(axes: Axes, curves: Sequence[Sequence[float]], first: int, **style: Any) -> None:

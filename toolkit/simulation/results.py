@@ -22,6 +22,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.coordinator.federation_file.federation_config import FederationConfig
+from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import EvaluationTable
 from toolkit.coordinator.settings_check import other_loss
 
@@ -39,6 +40,8 @@ NEWER = {
     for key in ("clients_per_round", "over_selection", "selection", "budget_s")
 }
 """The defaults of settings that simulations of earlier versions lack."""
+NEWER_OF_CLIENTS = {key: SimulationTable.model_fields[key].default for key in ("away", "day_s")}
+"""The same for the table [simulation]."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
@@ -67,6 +70,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         failed: Number of clients that failed.
         late: Number of clients that were late in simulated time.
         not_needed: Number of clients whose updates came after the round had reached its goal.
+        away: Number of clients that were asked, but were away during the whole round.
         simulated_s: Time that the round would take on the devices; None if they have no profiles.
         memory: The most memory that a client of the round needs, in bytes: the upper bound of the
             predicted peak of its agent. None if devices have no profiles.
@@ -89,6 +93,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     late: int = 0
     not_needed: int = 0
+    away: int = 0
     simulated_s: float | None = None
     memory: int | None = None
     mean_staleness: float | None = None
@@ -173,9 +178,10 @@ class RunFolder:
     def settings(self) -> dict[str, Any]:
         """Read the settings. Raises InputError if they are not the settings of a simulation."""
         content = self._decoded(SETTINGS, (self.root / SETTINGS).read_bytes(), dict[str, Any])
-        if not isinstance(content.get("simulation"), dict):
+        table = content.get("simulation")
+        if not isinstance(table, dict):
             raise self._damaged(SETTINGS, "it has no object `simulation`")
-        return content
+        return {**content, "simulation": {**NEWER_OF_CLIENTS, **table}}
 
     def model(self) -> bytes | None:
         """The global model after the last finished round; None before the first."""

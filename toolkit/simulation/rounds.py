@@ -68,7 +68,9 @@ class Simulation:
 
     def __post_init__(self) -> None:
         samples = [len(part) for part in self.parts]
-        self.selection = ClientSelection(self.config, self.specs, samples, self.choices, self.kinds)
+        self.selection = ClientSelection(
+            self.config, self.specs, samples, self.choices, self.kinds, self.candidates
+        )
 
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
@@ -132,6 +134,7 @@ class Simulation:
             failed=len(turnout.failed),
             late=len(turnout.late),
             not_needed=len(turnout.not_needed),
+            away=len(turnout.away),
             simulated_s=turnout.simulated_s,
             memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
@@ -148,7 +151,19 @@ class Simulation:
         if self.timetable is not None:
             return self.timetable.turnout(round_)
         chosen = self.selection.clients(round_)
-        return self.attendance.turnout(round_, chosen) if self.attendance else Turnout(chosen)
+        if self.attendance is None:
+            return Turnout(chosen)
+        return self.attendance.turnout(round_, chosen, self.closed_before(round_))
+
+    def candidates(self, round_: int) -> Sequence[int]:
+        """The clients that `round_` may ask."""
+        if self.attendance is None:
+            return range(len(self.specs))
+        return self.attendance.candidates(self.closed_before(round_))
+
+    def closed_before(self, round_: int) -> float:
+        """When the round before `round_` closed, in simulated seconds; 0 without such times."""
+        return sum(result.simulated_s or 0.0 for result in self.folder.history[: round_ - 1])
 
     def staleness(self, values: Sequence[int]) -> dict[str, Any]:
         """Fields of the result: mean and largest staleness of the updates; none if synchronous."""

@@ -69,6 +69,15 @@ class SimulationConfig(FederationConfig):
         return self
 
     @model_validator(mode="after")
+    def _absences_have_times(self) -> Self:
+        if self.simulation.away and self.devices[0].profile is None:
+            raise ValueError(
+                "`away` in [simulation] needs simulated time: give every kind of devices a "
+                "`profile`, or remove `away`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _asynchronous_clients_have_times(self) -> Self:
         if self.mode == "sync":
             return self

@@ -1,15 +1,16 @@
 """The timetable of asynchronous rounds: which updates make each version of the model, and when.
 
-A client trains the newest model as soon as it is free and fewer than `concurrency` clients train.
-Its update arrives after its simulated time. The first `buffer_size` updates make the next version,
-which counts as a round; clients that still train go on. After its update was taken, a client waits
-for the next version, so no client is in a version twice.
+A client trains the newest model as soon as it is free, is not away, and fewer than `concurrency`
+clients train. Its update arrives after its simulated time. The first `buffer_size` updates make the
+next version, which counts as a round; clients that still train go on. After its update was taken, a
+client waits for the next version, so no client is in a version twice.
 
 Times do not depend on what clients learn, so the timetable is computed without training. A
 simulation that continues computes it again.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,14 @@ class Flight(NamedTuple):
 
 @dataclass
 class _Version:
-    """The next version while its updates arrive."""
+    """The next version while its updates arrive.
+
+    Clients in `waiting` start as soon as there is a place. Clients in `returning` are away, each
+    until the time with it.
+    """
 
     waiting: deque[int]
+    returning: list[tuple[float, int]] = field(default_factory=list)
     taken: list[Flight] = field(default_factory=list)
     failed: list[Flight] = field(default_factory=list)
     late: list[Flight] = field(default_factory=list)
@@ -127,30 +133,41 @@ class Timetable:
         order = draw.permutation(len(self._specs)).tolist()
         made = _Version(deque(client for client in order if client not in busy))
         closes = self._now + self._attendance.deadline_s
-        self._start(made.waiting, version, luck)
-        while self._flights and len(made.taken) < self._buffer_size:
-            if self._flights[0].arrives > closes:
+        self._start(made, version, luck)
+        while len(made.taken) < self._buffer_size and (self._flights or made.returning):
+            arrives = self._flights[0].arrives if self._flights else math.inf
+            returns = made.returning[0][0] if made.returning else math.inf
+            if min(arrives, returns) > closes:
                 self._now = closes
                 if len(made.taken) >= fewest:
                     break
                 closes += self._attendance.deadline_s
                 continue
-            flight = heapq.heappop(self._flights)
-            self._now = flight.arrives
-            too_old = version - flight.version > self.max_staleness
-            (made.failed if flight.fails else made.late if too_old else made.taken).append(flight)
-            if flight.version < version and (flight.fails or too_old):
-                made.waiting.append(flight.client)
-            self._start(made.waiting, version, luck)
+            self._now = min(arrives, returns)
+            if arrives <= returns:
+                self._land(made, version)
+            self._start(made, version, luck)
         return made
 
-    def _start(self, waiting: deque[int], version: int, luck: np.ndarray) -> None:
-        """Let clients in `waiting` train the newest version, as many as there are places."""
-        seconds = self._attendance.seconds
-        assert seconds is not None
-        while waiting and len(self._flights) < self._concurrency:
-            client = waiting.popleft()
-            arrives = self._now + seconds(client, self._specs[client])
+    def _land(self, made: _Version, version: int) -> None:
+        """Take the update that arrives now, if it comes and is not too old."""
+        flight = heapq.heappop(self._flights)
+        too_old = version - flight.version > self.max_staleness
+        (made.failed if flight.fails else made.late if too_old else made.taken).append(flight)
+        if flight.version < version and (flight.fails or too_old):
+            made.waiting.append(flight.client)
+
+    def _start(self, made: _Version, version: int, luck: np.ndarray) -> None:
+        """Let clients train the newest version, as many as there are places."""
+        while made.returning and made.returning[0][0] <= self._now:
+            made.waiting.append(heapq.heappop(made.returning)[1])
+        while made.waiting and len(self._flights) < self._concurrency:
+            client = made.waiting.popleft()
+            returns = self._attendance.returns(client, self._now)
+            if returns > self._now:
+                heapq.heappush(made.returning, (returns, client))
+                continue
+            arrives = self._attendance.arrives(client, self._specs[client], self._now)
             fails = bool(luck[client] < self._attendance.failure_rate)
             heapq.heappush(self._flights, Flight(arrives, luck[client], client, version, fails))
 

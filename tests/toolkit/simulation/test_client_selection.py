@@ -73,7 +73,7 @@ def test_the_first_updates_close_a_round_and_the_others_are_not_needed(
             deadline_s=1e9,
             quorum=8,
             seconds=(lambda client, spec, times=times: times[client]) if timed else None,
-            over_selects=True,
+            has_goal=True,
         )
         chosen = [(client, "full") for client in range(13)]
         turnout = attendance.turnout(round_, chosen)

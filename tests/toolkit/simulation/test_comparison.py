@@ -12,8 +12,7 @@ from commands import edgetailor, refusal
 from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, KindEvaluation
 from profiles.text_formatting import format_duration
 from refusals import refused
-from toolkit.simulation.comparison import compare
-from toolkit.simulation.curves import simulated_times
+from toolkit.simulation.comparison import compare, simulated_times
 from toolkit.simulation.results import RoundResult, RunFolder, read_run
 
 ROUNDS, CLIENTS = 5, 7
@@ -108,12 +107,14 @@ def test_a_regression_is_judged_by_its_loss(seed: int, tmp_path: Path) -> None:
     assert (row.own_models, row.simulated_s) == (None, None)
 
 
-def test_rounds_and_bytes_until_an_accuracy(tmp_path: Path) -> None:
+def test_rounds_bytes_and_time_until_an_accuracy(tmp_path: Path) -> None:
     """The first round that reaches it counts, even if later rounds do not."""
     scores = [[0.1, 0.5, 0.9, 0.2, 0.9], [0.1, 0.2, 0.3, 0.9, 0.1], [0.5, 0.5, 0.5, 0.5, 0.5]]
     for seed, accuracies in enumerate(scores):
         history = [
-            msgspec.structs.replace(result, accuracy=own, bytes_down=2 * 10**6, bytes_up=10**6)
+            msgspec.structs.replace(
+                result, accuracy=own, bytes_down=2 * 10**6, bytes_up=10**6, simulated_s=60.0
+            )
             for own, result in zip(
                 accuracies, random_history(np.random.default_rng(seed)), strict=True
             )
@@ -123,12 +124,17 @@ def test_rounds_and_bytes_until_an_accuracy(tmp_path: Path) -> None:
     assert row.reaching(0.9) == (
         (3.5, pytest.approx(0.5**0.5)),
         (10.5e6, pytest.approx(4.5e12**0.5)),
+        (210, pytest.approx(1800**0.5)),
     )
     (row,) = compare([tmp_path / f"run-{seed}" for seed in range(3)])
     assert row.reaching(0.9) is None
     shown = edgetailor("compare", "run-0", "run-1", "--target", "0.9", cwd=tmp_path).stdout
-    assert shown.splitlines()[3].endswith("rounds to 0.9  sent by then")
-    assert shown.splitlines()[4].split()[-3:] == ["4", "10.5", "MB"]
+    head, *cells = shown.splitlines()[3:]
+    assert head.endswith("rounds to 0.9  sent by then  time by then")
+    assert cells[0].split()[-7:] == ["4", "10.5", "MB", "3", "min", "30", "s"]
+    options = ("--target", "0.9", "--curves", "curves.png", "--json")
+    printed = json.loads(edgetailor("compare", "run-0", "run-1", *options, cwd=tmp_path).stdout)
+    assert printed["runs"][0]["simulated_s_to_target"]["mean"] == 210
     shown = edgetailor("compare", "run-2", "--target", "0.9", cwd=tmp_path).stdout
     assert shown.splitlines()[4].endswith("never")
 
@@ -143,7 +149,7 @@ def test_a_regression_reaches_a_loss(tmp_path: Path) -> None:
     (row,) = compare([write_run(tmp_path / "run", settings(0), history)])
     reached = row.reaching(0.5)
     assert reached is not None
-    assert reached[0].mean == 3
+    assert (reached.rounds.mean, reached.simulated_s is None) == (3, False)
 
 
 def test_scores_by_simulated_time(seed: int, tmp_path: Path) -> None:

@@ -61,8 +61,11 @@ def _show_needs(rows: Sequence["Row"], last: int, target: float | None) -> None:
     if target is not None:
         costs = [row.reaching(target) for row in rows]
         rounds = f"rounds to {target:g}"
-        columns[rounds] = [f"{cost[0].mean:.0f}" if cost else "never" for cost in costs]
-        columns["sent by then"] = [format_bytes(cost[1].mean) if cost else "" for cost in costs]
+        columns[rounds] = [f"{cost.rounds.mean:.0f}" if cost else "never" for cost in costs]
+        columns["sent by then"] = [format_bytes(cost.sent.mean) if cost else "" for cost in costs]
+        times = [cost and cost.simulated_s for cost in costs]
+        if any(times):
+            columns["time by then"] = [format_duration(time.mean) if time else "" for time in times]
     shown = table("run", *columns)
     for row, *cells in zip(rows, *columns.values(), strict=True):
         shown.add_row(row.name, *cells)

@@ -23,7 +23,8 @@ class SimulationTable(Table):
     and each client gets this number of pieces.
 
     Each client of a round fails with the probability `failure_rate`: a failing client receives its
-    submodel and sends nothing.
+    submodel and sends nothing. A client is away for the share `away` of each day of `day_s`
+    simulated seconds, at its own time of the day.
 
     With dynamic `capacities`, each client of a round gets the submodel of a random client. With
     `up-to-own`, each client gets a random submodel of the file that is no larger than its own. With
@@ -41,6 +42,8 @@ class SimulationTable(Table):
     capacities: Literal["fixed", "dynamic", "up-to-own"] = "fixed"
     baseline: Literal["local", "centralised"] | None = None
     failure_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    away: Annotated[float, Field(ge=0, le=0.99)] = 0.0
+    day_s: Annotated[float, Field(ge=1)] = 86400.0
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     seed: Annotated[int, Field(ge=0)] = 0
