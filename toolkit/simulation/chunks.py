@@ -17,8 +17,15 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.evaluation_sums import Evaluation
+from toolkit.simulation.attacks.hostile_clients import HostileTraining, Known
 from toolkit.simulation.simulation_config import SimulationConfig
-from toolkit.simulation.torch_executor import Arrays, MemoryBundle, TorchExecutor, sent_bytes
+from toolkit.simulation.torch_executor import (
+    Arrays,
+    ClientUpdate,
+    MemoryBundle,
+    TorchExecutor,
+    sent_bytes,
+)
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.submodel import Submodel
 
@@ -44,6 +51,8 @@ class Client:
         own: The model of a client that trains alone, as bytes of `Federation.save`. None before
             its first round. Also None if clients train one model together.
         batches: The most batches for which it has time; None if its time is not limited.
+        known: The clients whose samples a hostile client uses, see `known_to`. None if the client
+            is honest.
     """
 
     number: int
@@ -51,6 +60,7 @@ class Client:
     personal: Mapping[str, np.ndarray]
     own: bytes | None = None
     batches: int | None = None
+    known: Sequence[Known] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,11 +184,22 @@ class ChunkTrainer:
             self.bundles[spec] = executor.bundle(self.federation.model, factor, self.round)
         bundle = self.bundles[spec]
         result.bytes_down += sent_bytes(bundle.values, executor.submodel.program.int8)
-        seed = round_seed(round_seed(table.seed, client.number), self.round)
         asked = self.config.evaluation.request
-        update = executor.train(
-            bundle, client.data, seed, client.personal, table.validation, asked, client.batches
-        )
+
+        def train(number: int, data: LocalData) -> ClientUpdate:
+            seed = round_seed(round_seed(table.seed, number), self.round)
+            return executor.train(
+                bundle, data, seed, client.personal, table.validation, asked, client.batches
+            )
+
+        if client.known is None:
+            update = train(client.number, client.data)
+        else:
+            assert table.hostile is not None
+            labels = executor.submodel.program.labels
+            attack = HostileTraining(table.hostile, table.seed, labels.highest, self.held_out)
+            own = Known(client.number, client.data)
+            update = attack.update(self.round, own, client.known, bundle.values, train)
         if update.personal:
             result.personal[client.number] = update.personal
         result.bytes_up += sent_bytes(update.tensors)

@@ -137,6 +137,12 @@ class Row:
         return spread(known) if len(known) == len(accuracies) else None
 
     @property
+    def backdoor(self) -> Spread | None:
+        """The success of a backdoor after the last round; None if a run has no such figure."""
+        known = [run[-1].backdoor for run in self.histories if run[-1].backdoor is not None]
+        return spread(known) if len(known) == len(self.histories) else None
+
+    @property
     def classes(self) -> list[tuple[int, int]] | None:
         """Labels and correct predictions of each class after the last round, summed over the runs.
 

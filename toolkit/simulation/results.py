@@ -40,7 +40,9 @@ NEWER = {
     for key in ("clients_per_round", "over_selection", "selection", "budget_s")
 }
 """The defaults of settings that simulations of earlier versions lack."""
-NEWER_OF_CLIENTS = {key: SimulationTable.model_fields[key].default for key in ("away", "day_s")}
+NEWER_OF_CLIENTS = {
+    key: SimulationTable.model_fields[key].default for key in ("away", "day_s", "hostile")
+}
 """The same for the table [simulation]."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
@@ -77,6 +79,10 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         mean_staleness: Mean staleness of the updates of an asynchronous round: how many versions
             were made since the one that an update was trained from. None in synchronous rounds.
         max_staleness: The largest staleness.
+        hostile: The numbers of the hostile clients whose updates are in the model; None if no
+            client of the federation is hostile.
+        backdoor: With the attack `backdoor`: the share of held-out samples of other classes that
+            the model takes for the attackers' class when they have the trigger.
     """
 
     round: int
@@ -98,6 +104,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     mean_staleness: float | None = None
     max_staleness: int | None = None
+    hostile: list[int] | None = None
+    backdoor: float | None = None
 
     @property
     def quality(self) -> float:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,12 @@ from toolkit.aggregation.stale_updates import merge_stale
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.evaluation_sums import Evaluation, mean_evaluation
+from toolkit.simulation.attacks.hostile_clients import (
+    HostileTraining,
+    Known,
+    hostile_clients,
+    known_to,
+)
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
 from toolkit.simulation.client_selection import Choices, ClientSelection
@@ -50,6 +56,7 @@ class Simulation:
         kinds: The name of the kind of each client, for a federated evaluation.
         observers: Called with the result of each finished round.
         selection: Selects the clients of each round.
+        hostile: The numbers of the hostile clients.
     """
 
     config: SimulationConfig
@@ -65,12 +72,15 @@ class Simulation:
     kinds: Sequence[str] = ()
     observers: Sequence[Callable[[RoundResult], None]] = ()
     selection: ClientSelection = field(init=False)
+    hostile: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         samples = [len(part) for part in self.parts]
         self.selection = ClientSelection(
             self.config, self.specs, samples, self.choices, self.kinds, self.candidates
         )
+        table = self.config.simulation
+        self.hostile = hostile_clients(table.hostile, len(self.specs), table.seed)
 
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
@@ -136,6 +146,8 @@ class Simulation:
             not_needed=len(turnout.not_needed),
             away=len(turnout.away),
             simulated_s=turnout.simulated_s,
+            hostile=self.hostile_updates(turnout, trained.diverged),
+            backdoor=self.backdoor_success(),
             memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
             bytes_down=trained.bytes_down,
@@ -171,6 +183,26 @@ class Simulation:
             return {}
         return {"mean_staleness": sum(values) / len(values), "max_staleness": max(values)}
 
+    def hostile_updates(self, turnout: Turnout, diverged: Container[int]) -> list[int] | None:
+        """The hostile clients whose updates are in the model; None if no client is hostile."""
+        if not self.hostile:
+            return None
+        inside = (client for client, _ in turnout.present if client not in diverged)
+        return sorted(self.hostile.intersection(inside))
+
+    def backdoor_success(self) -> float | None:
+        """The share of held-out samples with the trigger that the new model takes for the target.
+
+        None without a backdoor.
+        """
+        table = self.config.simulation
+        if table.hostile is None:
+            return None
+        highest = self.federation.submodel(self.specs[0]).program.labels.highest
+        training = HostileTraining(table.hostile, table.seed, highest, self.held_out)
+        samples = training.triggered()
+        return None if samples is None else self.federation.evaluation(*samples).accuracy
+
     def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
         """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
 
@@ -187,12 +219,17 @@ class Simulation:
     def client(self, number: int, spec: str) -> Client:
         """The client `number` in its state before the round, in which it trains `spec`."""
         folder, limited = self.folder, self.attendance.batches if self.attendance else None
+        table, known = self.config.simulation.hostile, None
+        if table is not None and number in self.hostile:
+            others = known_to(number, self.hostile, table)
+            known = [Known(other, self.client_data(other)) for other in others]
         return Client(
             number,
             self.client_data(number),
             folder.personal(number),
             folder.own_model(number),
             None if limited is None else limited(number, spec),
+            known,
         )
 
     def client_data(self, client: int) -> LocalData:

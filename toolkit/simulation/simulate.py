@@ -20,6 +20,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
+from toolkit.simulation.attacks.attack_table import check_attack
 from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.client_selection import Choices
@@ -218,7 +219,10 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         model.load(saved)
     specs, table = config.specs(), config.simulation
     progress(f"reading the samples of {table.data}")
-    data = read_data(config, model.submodel(specs[0]).program)
+    program = model.submodel(specs[0]).program
+    if table.hostile is not None:
+        check_attack(table.hostile.attack, program, model.model.tensors)
+    data = read_data(config, program)
     order = np.random.default_rng([table.seed, 0])
     rows = order.permutation(len(data.samples))
     held_out = data.held_out

@@ -49,6 +49,16 @@ class SimulationConfig(FederationConfig):
         return self
 
     @model_validator(mode="after")
+    def _some_clients_are_honest(self) -> Self:
+        hostile, clients = self.simulation.hostile, len(self.kinds())
+        if hostile is not None and hostile.clients(clients) >= clients:
+            raise ValueError(
+                f"{hostile.clients(clients)} of {clients} clients are hostile: at least one must "
+                "be honest; lower `hostile.count` in [simulation]"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _clients_are_counted_once(self) -> Self:
         both = "participation" in self.simulation.model_fields_set
         if self.clients_per_round is not None and both:

@@ -1,11 +1,9 @@
 """Engines with workers against one process: the same bits, and what happens when a worker ends."""
 
-import logging
 import multiprocessing
 import os
-import pickle
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
@@ -18,11 +16,12 @@ import pytest
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from parameters import long_one
 from refusals import refused
+from simulated_runs import Elsewhere, outcome
 from toolkit.simulation import chunks, simulate
-from toolkit.simulation.chunks import Chunk, TrainedChunk, shared_out
+from toolkit.simulation.chunks import Chunk, shared_out
 from toolkit.simulation.engines import ray_actors
-from toolkit.simulation.engines.engine import AHEAD, Worker, WorkerSetup, in_order
-from toolkit.simulation.results import RoundResult, RunFolder
+from toolkit.simulation.engines.engine import AHEAD, in_order
+from toolkit.simulation.results import RunFolder
 from toolkit.simulation.rounds import Simulation
 from toolkit.simulation.simulation_config import load_simulation
 from toolkit.splitting import split
@@ -84,32 +83,6 @@ def configured(
         {kinds}"""
     )
     return folder / "fleet.toml"
-
-
-def outcome(history: list[RoundResult], folder: Path) -> dict[str, object]:
-    """All that must not depend on who trains: the history without times, and every other file."""
-    files = {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "history.jsonl"
-    }
-    rounds = [{name: getattr(entry, name) for name in entry.__struct_fields__} for entry in history]
-    return files | {str(entry.pop("round")): entry for entry in rounds if entry.pop("seconds")}
-
-
-class Elsewhere:
-    """An engine whose one worker sees and returns nothing but bytes, without its own process."""
-
-    def __init__(self, setup: WorkerSetup) -> None:
-        self.worker: Worker = Worker(pickle.loads(pickle.dumps(setup)))
-
-    def map(self, round_: int, model: bytes, chunks: Iterable[Chunk]) -> Iterator[TrainedChunk]:
-        for chunk in chunks:
-            done = self.worker.train(round_, model, pickle.loads(pickle.dumps(chunk)))
-            yield pickle.loads(pickle.dumps(done))
-
-    def close(self) -> None:
-        logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def show_comparison(rows: Sequence["Row"], last: int, target: float | None) -> N
 def _show_needs(rows: Sequence["Row"], last: int, target: float | None) -> None:
     """Print a line for each row: mean of the last rounds, needs of a device, cost of `target`."""
     columns = {f"last {last}": [score_text(o.mean_of_last(last), o.judged_by_loss) for o in rows]}
+    if any(row.backdoor for row in rows):
+        columns["backdoor"] = [score_text(row.backdoor, by_loss=False) for row in rows]
     if any(row.traffic for row in rows):
         columns["a day"] = [format_bytes(row.traffic.mean) if row.traffic else "" for row in rows]
     if any(row.memory for row in rows):

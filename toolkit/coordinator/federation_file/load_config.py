@@ -11,6 +11,7 @@ from toolkit.coordinator.federation_file.federation_config import (
     CoordinatorConfig,
     FederationConfig,
 )
+from toolkit.coordinator.federation_file.hostile_table import HostileTable
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import (
     EvaluationTable,
@@ -54,4 +55,6 @@ def _known_keys(key_path: KeyPath) -> list[str]:
         "notify": NotifyTable.model_fields,
         "simulation": SimulationTable.model_fields,
     }
+    if key_path[:2] == ("simulation", "hostile") and len(key_path) > 2:
+        return list(HostileTable.model_fields)
     return list(known.get(str(table), CoordinatorConfig.model_fields))

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from toolkit.coordinator.federation_file.hostile_table import HostileTable
 from toolkit.toml_files import Table
 
 ALPHA, SHARDS = 0.5, 2
@@ -29,7 +30,7 @@ class SimulationTable(Table):
     With dynamic `capacities`, each client of a round gets the submodel of a random client. With
     `up-to-own`, each client gets a random submodel of the file that is no larger than its own. With
     a `baseline`, clients train alone, or one client has the samples of all. Each client keeps the
-    share `validation` of its samples to evaluate its own model.
+    share `validation` of its samples to evaluate its own model. Some clients may be `hostile`.
     """
 
     data: str
@@ -47,6 +48,7 @@ class SimulationTable(Table):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     held_out_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     seed: Annotated[int, Field(ge=0)] = 0
+    hostile: HostileTable | None = None
 
     @property
     def is_local(self) -> bool:
@@ -63,6 +65,11 @@ class SimulationTable(Table):
                 raise ValueError(
                     f'`{key}` needs partition = "{wanted}"; partition is "{self.partition}"'
                 )
+        if self.hostile is not None and self.baseline is not None:
+            raise ValueError(
+                "`hostile` clients do not go with a `baseline`, which averages no updates: remove "
+                "one of them"
+            )
         if self.partition == "writers" and self.format != "leaf":
             raise ValueError('partition = "writers" needs format = "leaf", which names the writers')
         return self
