@@ -7,6 +7,7 @@ how updates arrive.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from profiles.progress import Report, silent
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.recover import Received as Received
 from toolkit.aggregation.recover import RecoveredUpdate, recover_checked
+from toolkit.aggregation.rule_aggregation import new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
 from toolkit.aggregation.running_aggregation import no_update
 from toolkit.aggregation.update_validation import check_update
@@ -43,7 +45,8 @@ def aggregate(
 
     By default each element of the model moves towards its weighted mean over the updates that
     contain it. `policy` sets the weights, and how far the element moves. Elements that no update
-    contains stay unchanged. One update is in memory at a time.
+    contains stay unchanged. One update is in memory at a time. The other rules of `policy` keep the
+    updates in temporary files; see `RuleAggregation`.
 
     Some families keep the factors of a tensor from round to round. These factors move towards
     their mean in the same way (TDPFed eq. 20), and the new tensor is composed of them. If other
@@ -90,7 +93,7 @@ def aggregate_checked(
     """Do the same as `aggregate`, but without the checks: `check_update` has accepted `updates`."""
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
-    aggregation = Aggregation(model, policy)
+    aggregation = new_aggregation(model, policy)
     for record, arrays in updates:
         aggregation.add_checked(record, arrays)
         del arrays  # otherwise two updates are in memory while the next one is read
@@ -117,7 +120,7 @@ def _aggregate_by(
     policy: AggregationPolicy,
 ) -> GlobalModel:
     """Compute the next global model with a user's strategy."""
-    factors = Aggregation(model, policy)
+    factors = Aggregation(model, replace(policy, rule="mean"))
     count = 0
 
     def recovered() -> Iterator[RecoveredUpdate]:

@@ -10,6 +10,7 @@ from profiles.errors import InputError
 
 Weights = Literal["samples", "uniform", "softmax"]
 Factors = Literal["afm", "act"]
+Rule = Literal["mean", "trimmed", "median", "krum"]
 
 LOWEST_TEMPERATURE = 0.05
 """At this temperature a full model outweighs one of rank ratio 1/2 by e^10. Far below it, float32
@@ -35,6 +36,10 @@ class AggregationPolicy:
             these tensors.
         beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1, the
             model moves beyond the mean.
+        rule: `mean` is the weighted mean. The others limit what hostile devices can do, give all
+            updates the same weight, and need all updates of a round together: `trimmed` leaves out
+            the lowest and highest 30% of the values of each element, `median` takes the middle,
+            and `krum` leaves out the updates that are farthest from the others.
 
     Raises:
         InputError: If a value cannot be used.
@@ -48,9 +53,14 @@ class AggregationPolicy:
     temperature: float = 5.0
     factors: Factors = "afm"
     beta: float = 1.0
+    rule: Rule = "mean"
 
     def __post_init__(self) -> None:
-        for name, choices in (("weights", get_args(Weights)), ("factors", get_args(Factors))):
+        for name, choices in (
+            ("weights", get_args(Weights)),
+            ("factors", get_args(Factors)),
+            ("rule", get_args(Rule)),
+        ):
             if getattr(self, name) not in choices:
                 raise InputError(
                     "{option} must be one of {choices}; it is {value!r}.",

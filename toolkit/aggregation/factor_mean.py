@@ -1,6 +1,6 @@
 """The mean of one submodel's factors, for families that keep factors from round to round."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -152,16 +152,21 @@ class FactorMean:
         if beta == 1.0 or not factors:
             return {e.name: means[e.name] for e in factors}
         old = self.family.received(key, factors, model)
-        for entry in factors:
-            if entry.name not in old or tuple(old[entry.name].shape) != entry.shape:
-                raise UpdateError(
-                    "The factors of {stands_for!r} in the updates of {submodel!r} differ from "
-                    "those of the global model. Train new updates from the global model.",
-                    code="update.different-factors",
-                    submodel=key,
-                    stands_for=entry.stands_for,
-                )
+        check_factors(key, factors, old)
         return {e.name: (1 - beta) * old[e.name] + beta * means[e.name] for e in factors}
+
+
+def check_factors(key: str, table: Iterable[TensorEntry], received: Mapping[str, Tensor]) -> None:
+    """Raise UpdateError unless the factors in `table` are those that devices of `key` received."""
+    for entry in table:
+        if entry.name not in received or tuple(received[entry.name].shape) != entry.shape:
+            raise UpdateError(
+                "The factors of {stands_for!r} in the updates of {submodel!r} differ from "
+                "those of the global model. Train new updates from the global model.",
+                code="update.different-factors",
+                submodel=key,
+                stands_for=entry.stands_for,
+            )
 
 
 def _dense(value: Tensor | Product) -> Tensor:

@@ -26,6 +26,7 @@ from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.rule_aggregation import RuleAggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
 from toolkit.aggregation.update_bounds import Scale
@@ -203,7 +204,7 @@ class Federation:
                 kept[spec.head] = family.received(spec.head, factors, self.model)
         self._follow(replace(self.model, kept=kept))
 
-    def take(self, aggregation: Aggregation) -> None:
+    def take(self, aggregation: Aggregation | RuleAggregation) -> None:
         """Use the result of `aggregation`, which has this model and policy, as the next model.
 
         Raises UpdateError if `aggregation` has no update; the model then stays unchanged.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from device_agent.formats.update import UpdateRecord
-from profiles.errors import UpdateError
+from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.batch_counters import BatchCounters
 from toolkit.aggregation.factor_mean import FactorMean, Table
@@ -43,6 +43,9 @@ class Aggregation:
     Attributes:
         updates: How many updates were added.
 
+    Raises:
+        InputError: The rule of the policy is not the mean.
+
     Examples:
         >>> from device_agent.formats.update import read_update
         >>> aggregation = Aggregation(model, AggregationPolicy())  # doctest: +SKIP
@@ -51,6 +54,7 @@ class Aggregation:
     """
 
     def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
+        check_rule(policy)
         self.model, self.policy = model, policy
         self.shapes = shapes_of(model.tensors)
         self.mean = Mean()
@@ -70,8 +74,7 @@ class Aggregation:
         Raises UpdateError if an earlier update of its family and size has other factors.
         """
         family = recovering_family(parse_spec(record.submodel))
-        self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
-        self.counters.add(record)
+        self.note_tensors(record)
         self.add_factors(record, arrays)
         # AFM recovers the mean of all factors once, in `result`.
         if not family.averages_factors or self.policy.factors == "act":
@@ -81,6 +84,11 @@ class Aggregation:
             )
             self._add_recovered(family, tensors, table, weight)
         self.updates += 1
+
+    def note_tensors(self, record: UpdateRecord) -> None:
+        """Note which tensors an update trains, and how far its counters advance."""
+        self.trained |= {e.stands_for or "" for e in record.tensors if e.role == "parameter"}
+        self.counters.add(record)
 
     def add_factors(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add only the factors of a checked update, if its family keeps factors between rounds."""
@@ -124,17 +132,21 @@ class Aggregation:
 
     def result(self) -> GlobalModel:
         """The next global model. The aggregation cannot be used afterwards."""
+        moved = self.moved_factors()
+        for key, factors in moved.items():
+            group = self.factors[key]
+            self._add_group(key, group, tuple(e for e in group.table if e.name not in factors))
+        return self.finished(moved)
+
+    def finished(self, moved: Mapping[str, Mapping[str, Tensor]]) -> GlobalModel:
+        """The next global model: composed of the factors `moved`, the rest from the means."""
         tensors = {**self.model.tensors}
-        moved = self._moved_factors()
         for key, factors in moved.items():
             group = self.factors[key]
             table = tuple(e for e in group.table if e.name in factors)
             for name, value in group.recover(key, factors, table, self.model).items():
                 assert isinstance(value, Tensor)
                 tensors[name] = check_finite(name, value)
-            if self.policy.factors == "afm":
-                others = tuple(e for e in group.table if e.name not in factors)
-                self._add_group(key, group, others)
         if not self.mean.sums and not any(moved.values()):
             raise no_update()
         for name in list(self.mean.sums):
@@ -158,8 +170,8 @@ class Aggregation:
             fitted[key] = {**known, **group.family.refit(means, others, tensors)}
         return fitted
 
-    def _moved_factors(self) -> dict[str, dict[str, Tensor]]:
-        """Return factors moved by TDPFed eq. 20, by submodel.
+    def moved_factors(self) -> dict[str, dict[str, Tensor]]:
+        """Return factors moved by TDPFed eq. 20, by submodel. Empty with `act`.
 
         The factors of a tensor are moved only if no other update of the round holds the tensor
         itself. Otherwise the tensor is averaged and moved instead.
@@ -205,6 +217,18 @@ class Aggregation:
     ) -> None:
         recovered = family.recover(tensors, table, slice_shapes(table, self.shapes))
         self.mean.add(recovered, weight, slices_by_tensor(table, self.shapes))
+
+
+def check_rule(policy: AggregationPolicy) -> None:
+    """Raise InputError if the rule of `policy` is not the mean: it cannot be computed in parts."""
+    if policy.rule != "mean":
+        raise InputError(
+            'The rule "{rule}" needs all updates of a round together, but here they are added one '
+            "by one or in several places, which only a mean allows. Set rule to mean, or use "
+            "`aggregate`.",
+            code="aggregate.rule-needs-all",
+            rule=policy.rule,
+        )
 
 
 def check_finite(name: str, new: Tensor) -> Tensor:

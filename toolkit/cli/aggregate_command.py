@@ -3,7 +3,7 @@
 import json
 import logging
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
@@ -12,7 +12,7 @@ from rich.console import Console
 from device_agent.formats.atomic_files import check_file_place
 from device_agent.formats.update import RECORD
 from profiles.errors import InputError
-from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Weights
+from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors, Rule, Weights
 from toolkit.cli.early_checks import check_weights
 from toolkit.cli.options import JSON_HELP, argument, option, repeated, takes
 from toolkit.terminal_output import show_stages, table
@@ -43,6 +43,10 @@ class AggregateOptions:
         "Step from the old model (0) to the mean (1), up to 10; above 1 it goes beyond the mean.",
         default=AggregationPolicy.beta,
     )
+    rule: Rule = option(
+        "How updates are combined: the weighted mean, or a rule against hostile devices.",
+        default=AggregationPolicy.rule,
+    )
     force: bool = option("Replace the file if it exists.")
     as_json: bool = option(JSON_HELP, "--json")
 
@@ -63,7 +67,9 @@ def aggregate(options: AggregateOptions) -> None:
         raise click.UsageError(
             "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
         )
-    policy = AggregationPolicy(options.weights, options.temperature, options.factors, options.beta)
+    policy = AggregationPolicy(
+        options.weights, options.temperature, options.factors, options.beta, options.rule
+    )
     check_file_place(options.out, options.force)
     check_order(options.global_file, options.updates)
     check_weights(options.global_file)
@@ -99,7 +105,8 @@ def check_order(global_file: Path, updates: tuple[Path, ...]) -> None:
     if not (global_file / RECORD).is_file() or len(files) != 1:
         return
     folders = [global_file, *(path for path in updates if path != files[0])]
-    options = repeated("out", "weights", "temperature", "factors", "beta", "force", "as_json")
+    names = (field.name for field in fields(AggregateOptions))
+    options = repeated(*(name for name in names if name not in ("global_file", "updates")))
     words = ["edgetailor", "aggregate", files[0], *folders, *options]
     command = shlex.join(map(str, words))
     raise InputError(

@@ -294,5 +294,19 @@ class LowRank(ExchangesLayers):
         products = {name: compose_weight(sides["u"], sides["v"]) for name, sides in factors.items()}
         return {**recover_dense(tensors, table), **products}
 
+    def received(
+        self, key: str, table: Sequence[TensorEntry], model: GlobalModel
+    ) -> Mapping[str, Tensor]:
+        """The truncated SVD of the global model, at the ranks of the factors in `table`."""
+        sides = {(e.stands_for or "", e.factor): e for e in table}
+        received: dict[str, Tensor] = {}
+        for (path, side), v in sides.items():
+            if side == "v":
+                u, rank = sides[path, "u"], v.shape[1]
+                received[u.name], received[v.name] = factor_weights(
+                    model.factorizer, path, model.tensors[path], rank, u.shape[0] // rank
+                )
+        return received
+
 
 FAMILY = LowRank()

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
+from toolkit.aggregation.running_aggregation import check_rule
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
@@ -33,6 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = read_settings(context.run_config)
     out, run = Path(settings.out), str(context.run_id)
     config = load_config(Path(settings.federation))
+    check_rule(config.aggregation)
     if config.held_out is None:
         raise InputError(
             "{path} has no `held_out`, so nobody would judge the models of Flower's server. Set "

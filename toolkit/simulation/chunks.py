@@ -1,5 +1,6 @@
 """Trains chunks. A chunk is a group of clients that train the same submodel in one call."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,7 +86,8 @@ class TrainedChunk:
 
     Attributes:
         partial: The sum of all updates, as the files of a partial aggregate. None if there is no
-            update, or if clients train alone.
+            update, if clients train alone, or if the rule is not the mean.
+        updates: All updates, if the rule is not the mean.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
         diverged: The reason why a client is left out, by client.
@@ -97,6 +99,7 @@ class TrainedChunk:
     """
 
     partial: dict[str, bytes] | None = None
+    updates: list[Received] = field(default_factory=list)
     own: dict[int, OwnModel] = field(default_factory=dict)
     personal: dict[int, Arrays] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
@@ -150,14 +153,22 @@ class ChunkTrainer:
         return result
 
     def _together(self, chunk: Chunk, result: TrainedChunk) -> None:
-        """Train the clients and add their updates, with one update in memory at a time."""
-        aggregation = Aggregation(self.federation.model, self.federation.policy)
+        """Train the clients and add their updates, with one update in memory at a time.
+
+        Other rules than the mean need all updates together.
+        """
+        policy = self.federation.policy
+        aggregation = Aggregation(self.federation.model, dataclasses.replace(policy, rule="mean"))
         for client in chunk.clients:
             update = None
             with result.leaving_out_diverged(client.number):
                 update = self._update(chunk.spec, client, result)
-            if update is not None:
+            if update is None:
+                continue
+            if policy.rule == "mean":
                 aggregation.add(*update)
+            else:
+                result.updates.append(update)
         if aggregation.updates:
             result.partial = encode_partial(aggregation)
 

@@ -21,6 +21,7 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_file.federation_config import FederationConfig
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import EvaluationTable
@@ -44,6 +45,8 @@ NEWER_OF_CLIENTS = {
     key: SimulationTable.model_fields[key].default for key in ("away", "day_s", "hostile")
 }
 """The same for the table [simulation]."""
+NEWER_OF_AGGREGATION = {"rule": AggregationPolicy.rule}
+"""The same for the table [aggregation]."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
@@ -189,7 +192,8 @@ class RunFolder:
         table = content.get("simulation")
         if not isinstance(table, dict):
             raise self._damaged(SETTINGS, "it has no object `simulation`")
-        return {**content, "simulation": {**NEWER_OF_CLIENTS, **table}}
+        policy = {**NEWER_OF_AGGREGATION, **content.get("aggregation", {})}
+        return {**content, "aggregation": policy, "simulation": {**NEWER_OF_CLIENTS, **table}}
 
     def model(self) -> bytes | None:
         """The global model after the last finished round; None before the first."""

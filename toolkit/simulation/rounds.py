@@ -15,6 +15,7 @@ from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
+from toolkit.aggregation.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
@@ -245,7 +246,7 @@ class _Round(TrainedChunk):
         super().__init__()
         self.simulation, self.number = simulation, number
         federation = simulation.federation
-        self.aggregation = Aggregation(federation.model, federation.policy)
+        self.aggregation = new_aggregation(federation.model, federation.policy)
         self.alone: list[Evaluation] = []
         self.staleness: list[int] = []
 
@@ -270,9 +271,10 @@ class _Round(TrainedChunk):
         for chunk in engine.map(version + 1, model, chunks):
             self.keep(chunk, stale)
         federation.model = self.aggregation.model
+        assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
         merge_stale(self.aggregation, stale, staleness)
 
-    def keep(self, chunk: TrainedChunk, aggregation: Aggregation) -> None:
+    def keep(self, chunk: TrainedChunk, aggregation: Aggregation | RuleAggregation) -> None:
         """Add a chunk to `aggregation`, and write the tensors and models that its clients keep."""
         folder = self.simulation.folder
         for client, reason in chunk.diverged.items():
@@ -282,7 +284,10 @@ class _Round(TrainedChunk):
         for client, own in chunk.own.items():
             folder.keep_own_model(client, self.number, own.model)
             self.alone.append(own.evaluation)
+        for update in chunk.updates:
+            aggregation.add(*update)
         if chunk.partial is not None:
+            assert isinstance(aggregation, Aggregation)
             partial = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
             aggregation.merge(partial)
         self.diverged |= chunk.diverged
@@ -311,7 +316,10 @@ class _Round(TrainedChunk):
         federation = self.simulation.federation
         if not self.alone:
             if self.aggregation.updates:
-                is_async = self.simulation.timetable is not None
-                (federation.take_stale if is_async else federation.take)(self.aggregation)
+                if self.simulation.timetable is None:
+                    federation.take(self.aggregation)
+                else:
+                    assert isinstance(self.aggregation, Aggregation)
+                    federation.take_stale(self.aggregation)
             return federation.evaluation(*self.simulation.held_out)
         return mean_evaluation(self.alone)

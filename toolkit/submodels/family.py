@@ -81,7 +81,7 @@ class Family(ABC):
     ) -> Mapping[str, Tensor]:
         """The factors that devices receive in the round that starts from `model`.
 
-        Called only for families that average factors.
+        Called only for families that make factors.
 
         Args:
             key: The key of the submodel's factors in `model.kept`.

@@ -93,6 +93,11 @@ def test_statistics_do_not_go_beyond_the_mean() -> None:
             "aggregate.unknown-choice",
             {"option": "factors", "choices": ["afm", "act"]},
         ),
+        (
+            {"rule": "mode"},
+            "aggregate.unknown-choice",
+            {"option": "rule", "choices": ["mean", "trimmed", "median", "krum"]},
+        ),
         ({"temperature": 0.0}, "aggregate.bad-temperature", {"least": 0.05}),
         ({"temperature": float("nan")}, "aggregate.bad-temperature", {}),
         ({"temperature": "5"}, "aggregate.bad-temperature", {}),

@@ -101,6 +101,21 @@ def test_aggregate_as_json_and_by_force(round_: Path) -> None:
     assert (round_ / "new").read_bytes() != b"old"
 
 
+def test_aggregate_by_another_rule(round_: Path) -> None:
+    """The median of two updates is that of `et.aggregate`, and not the weighted mean."""
+    shutil.copytree(round_ / "one", round_ / "more")
+    retensor(round_ / "more", lambda tensors: tensors.update({n: -a for n, a in tensors.items()}))
+    edit(round_ / "more", samples=10**6)
+    command = ("aggregate", "global.safetensors", "one", "more", "--out", "new", "--rule", "median")
+    assert edgetailor(*command, cwd=round_).code == 0
+    one, more = (load_file(round_ / name / TENSORS) for name in ("one", "more"))
+    after = load_file(round_ / "new")
+    trained = one.keys() & after.keys()
+    assert trained
+    for name in trained:
+        np.testing.assert_allclose(after[name], (one[name] + more[name]) / 2, atol=1e-6)
+
+
 def flip_a_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -340,6 +340,11 @@ def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -
     ("keys", "words"),
     [
         ("budget_s = 600", "lower `budget_s`"),
+        (
+            'mode = "async"\nbuffer_size = 2\naggregation.rule = "median"',
+            "all updates of one model",
+        ),
+        ('site = true\naggregation.rule = "krum"', "which site = true does not have"),
         ("budget_s = 0", "budget_s"),
         ("clients_per_round = 0", "a whole number from 1, or a share"),
         ("clients_per_round = 1.5", "up to 1.0"),

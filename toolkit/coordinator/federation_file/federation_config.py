@@ -151,6 +151,17 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         return self
 
     @model_validator(mode="after")
+    def _rule_has_all_updates(self) -> Self:
+        rule = self.aggregation.rule
+        if rule != "mean" and (self.site or self.mode == "async"):
+            key = "site = true" if self.site else 'mode = "async"'
+            raise ValueError(
+                f'rule = "{rule}" of [aggregation] needs all updates of one model together, which '
+                f'{key} does not have: set rule = "mean"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _asking_devices_stay_members(self) -> Self:
         after, forget = self.release.after_rounds, self.forget_after
         if after is not None and forget is not None and forget <= after:

@@ -13,6 +13,9 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import some_quick
 from refusals import refused
 from simulated_runs import Elsewhere, outcome
+from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.rule_aggregation import RuleAggregation
 from toolkit.cli.printed.comparison_table import show_comparison
 from toolkit.simulation import chunks, simulate
 from toolkit.simulation.attacks.attack_table import ATTACKS
@@ -199,6 +202,31 @@ def test_an_attack_that_does_nothing_to_a_model(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_rule_is_that_of_aggregate_in_every_engine(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = configured(tmp_path, seed, table("scale"))
+    file.write_text(file.read_text() + '[aggregation]\nrule = "median"\n')
+    first = simulate.prepare(load_simulation(file), simulate.RunFolder(tmp_path / "new"))
+    expected = simulate.simulate(file, tmp_path / "here", rounds=1)
+    sent: list[Received] = []
+    add = RuleAggregation.add
+
+    def adding(self: RuleAggregation, *update: Any) -> None:
+        sent.append((update[0], update[1]))
+        add(self, *update)
+
+    monkeypatch.setattr(simulate, "Processes", lambda setup, workers: Elsewhere(setup))
+    monkeypatch.setattr(RuleAggregation, "add", adding)
+    came = simulate.simulate(file, tmp_path / "elsewhere", rounds=1, workers=2)
+    assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
+    policy = AggregationPolicy(rule="median")
+    whole = aggregate(first.federation.model, sent, policy).tensors
+    for name, value in load_file(tmp_path / "here" / "global.safetensors").items():
+        np.testing.assert_array_equal(value, whole[name].numpy())
+        np.testing.assert_allclose(value, np.median([a[name] for _, a in sent], 0), atol=1e-6)
+
+
 def test_runs_of_earlier_versions_continue(seed: int, tmp_path: Path) -> None:
     file = configured(tmp_path, seed, table("zeros"))
     lines: Iterable[str] = file.read_text().splitlines()
@@ -206,6 +234,6 @@ def test_runs_of_earlier_versions_continue(seed: int, tmp_path: Path) -> None:
     simulate.simulate(file, tmp_path / "out")
     settings = tmp_path / "out" / "config.json"
     written = json.loads(settings.read_text())
-    del written["simulation"]["hostile"]
+    del written["simulation"]["hostile"], written["aggregation"]["rule"]
     settings.write_text(json.dumps(written))
     assert len(simulate.simulate(file, tmp_path / "out", rounds=3)) == 3

@@ -1,0 +1,75 @@
+"""Keeps what each update of a round changes in a file, so that few numbers are in memory."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+PIECE = 1 << 16
+"""How many elements of a tensor are in memory at a time, for each update that holds it."""
+LARGEST = np.float32(1e30)
+"""A larger change counts as this. Products of an update's factors may overflow."""
+
+
+class Piece(NamedTuple):
+    """Some elements of a tensor: [start, stop) of its flat array.
+
+    `changes` has a row for each update that holds the tensor, NaN for elements that the update does
+    not hold; `rows` are the numbers of these updates.
+    """
+
+    start: int
+    stop: int
+    changes: np.ndarray
+    rows: np.ndarray
+
+
+class SpooledChanges:
+    """The changes of all updates, in a temporary folder: a file for each update.
+
+    `close` deletes the folder. It is in the folder of the environment variable TMPDIR,
+    and takes four bytes for each number of the model and each update. In memory are `PIECE` numbers
+    of each update.
+    """
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory(prefix="edgetailor-round-")
+        self._places: list[Mapping[str, int]] = []
+        self._sizes: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, blocks: Iterator[tuple[str, np.ndarray]]) -> None:
+        """Add an update: for each tensor its key and its changes, in the shape of the tensor."""
+        places: dict[str, int] = {}
+        with self._file(len(self._places)).open("wb") as file:
+            for key, changes in blocks:
+                places[key] = file.tell()
+                self._sizes[key] = math.prod(changes.shape)
+                bounded = np.clip(changes, -LARGEST, LARGEST).astype(np.float32)
+                file.write(np.ascontiguousarray(bounded).data)
+        self._places.append(places)
+
+    def pieces(self, key: str, among: Collection[int]) -> Iterator[Piece]:
+        """Yield a tensor in pieces, of the updates `among` that hold it."""
+        rows = [row for row in among if key in self._places[row]]
+        size = self._sizes[key]
+        for start in range(0, size, PIECE):
+            stop = min(start + PIECE, size)
+            parts = [self._read(row, key, start, stop) for row in rows]
+            yield Piece(start, stop, np.stack(parts), np.asarray(rows))
+
+    def close(self) -> None:
+        """Delete the files."""
+        self._folder.cleanup()
+
+    def _read(self, row: int, key: str, start: int, stop: int) -> np.ndarray:
+        offset = self._places[row][key] + 4 * start
+        return np.fromfile(self._file(row), np.float32, stop - start, offset=offset)
+
+    def _file(self, row: int) -> Path:
+        return Path(self._folder.name) / str(row)
