@@ -377,7 +377,7 @@ def test_killed_at_every_write(browser, serve, tmp_path: Path, seed: int) -> Non
         opened_with("")
         phone.wait_until(f"() => window.view?.refusedRelease === {refused}")
         assert_soon(lambda: last_report(server).code == "bundle.altered-file", 60)
-        page.unroute_all()
+        page.unroute_all(behavior="wait")
         release = offer(102)
 
         def forge(route: Any) -> None:
@@ -390,7 +390,7 @@ def test_killed_at_every_write(browser, serve, tmp_path: Path, seed: int) -> Non
         opened_with("")
         phone.wait_for_problem("trust.forged-release")
         assert assert_whole(phone) == current
-        page.unroute_all()
+        page.unroute_all(behavior="wait")
         busy = {"status": 503, "headers": {"Retry-After": "3"}, "body": "{}"}
         page.route("**/v1/files/*", lambda route: route.fulfill(**busy), times=1)
         phone.wait_until("() => window.view.problem?.retryAt > Date.now() + 1500")
