@@ -11,7 +11,8 @@ from bundles import once
 from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation, RoundResult
 from edgetailor import load_model
 from oracles import descend
-from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.database.key_log import KEY
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.simulation.digits import digits
 from toolkit.submodels.global_model import from_model

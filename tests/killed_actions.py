@@ -15,8 +15,10 @@ from pathlib import Path
 from killing import Job, die_at
 from operators import coordinator_of
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.storage.coordinator_store import Store
 
 Step = Callable[[Coordinator], object]
+Open = Callable[[Path], tuple[Coordinator, Store]]
 
 
 def kill_at_every_write(
@@ -27,11 +29,13 @@ def kill_at_every_write(
     before: bool,
     first: int = 1,
     step: int = 1,
+    opened: Open = coordinator_of,
 ) -> int:
     """Carry out `steps`, killed before or after the write `first`, then `first + step`, and so on.
 
-    `prepare` makes the state folder of a federation in a new folder. `check` gets this folder and
-    how many steps have returned at least; it is called after the kill, and after the rest was done.
+    `prepare` makes the state folder of a federation in a new folder, and `opened` opens it. `check`
+    gets this folder and how many steps have returned at least; it is called after the kill, and
+    after the rest was done.
     Returns the number of the last write.
     """
     write, code = first - step, -signal.SIGKILL
@@ -39,10 +43,10 @@ def kill_at_every_write(
         write += step
         place = folder / str(write)
         prepare(place)
-        code, done = _in_a_process(place, steps, Job("", "", "", stop=write, before=before))
+        code, done = _in_a_process(place, steps, Job("", "", "", stop=write, before=before), opened)
         assert code in (0, -signal.SIGKILL)
         check(place, done)
-        code_again, _ = _in_a_process(place, steps[len(audit(place)) :], None)
+        code_again, _ = _in_a_process(place, steps[len(audit(place)) :], None, opened)
         assert code_again == 0
         check(place, len(steps))
     return write
@@ -56,13 +60,15 @@ def audit(folder: Path) -> list[tuple[str, str]]:
     return log
 
 
-def _in_a_process(folder: Path, steps: Sequence[Step], job: Job | None) -> tuple[int, int]:
+def _in_a_process(
+    folder: Path, steps: Sequence[Step], job: Job | None, opened: Open
+) -> tuple[int, int]:
     """Carry out `steps` in a forked process. Returns its status, and how many steps returned."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         try:
-            _carry_out(folder, steps, job, theirs)
+            _carry_out(folder, steps, job, theirs, opened)
             os._exit(0)
         except BaseException as error:
             print(repr(error), flush=True)
@@ -79,11 +85,15 @@ def _in_a_process(folder: Path, steps: Sequence[Step], job: Job | None) -> tuple
 
 
 def _carry_out(
-    folder: Path, steps: Sequence[Step], job: Job | None, report: "Connection[int, None]"
+    folder: Path,
+    steps: Sequence[Step],
+    job: Job | None,
+    report: "Connection[int, None]",
+    opened: Open,
 ) -> None:
     if job is not None:
         die_at(job)
-    coordinator, store = coordinator_of(folder)
+    coordinator, store = opened(folder)
     for number, act in enumerate(steps, 1):
         act(coordinator)
         report.send(number)

@@ -91,7 +91,8 @@ def device(
     tune: Callable[..., FineTuned] | None = None,
 ) -> Releases:
     client = cast(CoordinatorClient, shelf or Shelf())
-    return Releases(DeviceReleases(state), state / "bundle", client, KEY.public, trial, tune)
+    received, folder = state / "bundle", DeviceReleases(state)
+    return Releases(folder, received, client, lambda check: check(KEY.public), trial, tune)
 
 
 def whole_release(state: Path) -> int:

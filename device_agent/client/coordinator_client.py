@@ -40,7 +40,8 @@ from device_agent.client.transfers import Download, UploadOfFile
 from device_agent.formats.manifest import encode
 from device_agent.formats.protocol.fleet import Status
 from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
-from device_agent.formats.protocol.problems import API, SKEWED_CLOCK, USED_JOIN
+from device_agent.formats.protocol.key_changes import KeyChange, KeyChanges
+from device_agent.formats.protocol.problems import API, KEY_CHANGES, SKEWED_CLOCK, USED_JOIN
 from device_agent.formats.protocol.rounds import (
     Fallback,
     Progress,
@@ -165,6 +166,17 @@ class CoordinatorClient:
             return self._ask("GET", "/invitation", Invitation, timeout=PROGRESS_TIMEOUT_S)
         except (UnreachableError, RefusedError, ClientError):
             return None
+
+    def key_changes(self) -> list[KeyChange]:
+        """Ask once for the changes of the coordinator's key. Empty if there is no answer.
+
+        Coordinators of earlier versions cannot answer this request.
+        """
+        try:
+            asked = self._ask("GET", KEY_CHANGES, KeyChanges, timeout=PROGRESS_TIMEOUT_S)
+        except (UnreachableError, RefusedError, ClientError):
+            return []
+        return asked.changes
 
     def leave(self) -> None:
         """Give up this device's place.

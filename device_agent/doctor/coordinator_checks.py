@@ -16,9 +16,11 @@ from urllib3.exceptions import HTTPError
 from device_agent.client.addresses import check_secret, check_url
 from device_agent.client.client_errors import reason, tls_reason
 from device_agent.client.connections import connections
+from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT
 from device_agent.doctor.finding import Finding, isolated
 from device_agent.federation.state_folder import Identity
+from device_agent.federation.trusted_key import new_key
 from device_agent.formats.protocol.fleet import Status
 from device_agent.formats.protocol.problems import (
     API,
@@ -28,8 +30,8 @@ from device_agent.formats.protocol.problems import (
     UNKNOWN_TOKEN,
     Problem,
 )
-from device_agent.formats.signed_work import split_token
-from profiles.errors import InputError
+from device_agent.formats.signed_work import key_fingerprint, split_token
+from profiles.errors import InputError, TrustError
 from profiles.json_decoding import MalformedError, decode_json
 
 TIMEOUT_S = 5.0
@@ -186,13 +188,27 @@ def _membership(said: Problem | Status, known: Identity | None) -> Finding:
         return Finding.skip("membership", "not joined there", "edgetailor-agent join URL")
     if isinstance(said, Problem):
         return Finding.fail("membership", said.message, "join again with a token and --replace")
-    if said.key and known.key not in (None, said.key):
+    if said.key and known.key is not None and known.key != said.key:
+        return _other_key(said.key, known.key, known)
+    return Finding.ok("membership", f"known there as {known.device}")
+
+
+def _other_key(key: str, trusted: str, known: Identity) -> Finding:
+    """Whether `key` of the coordinator follows from the key that this device has `trusted`."""
+    client = CoordinatorClient(known.url, known.secret, patience_s=0, certificate=known.certificate)
+    try:
+        new = new_key(key_fingerprint(trusted), client.key_changes(), known.url)
+    except TrustError as error:
+        return Finding.fail("membership", str(error), "join again with a new token")
+    if new != key:
         return Finding.fail(
             "membership",
             "the coordinator's key differs from the key at the join, so its work is not trusted",
             "ask the operator whether the key is new. If it is, join again with a new token",
         )
-    return Finding.ok("membership", f"known there as {known.device}")
+    return Finding.ok(
+        "membership", f"known there as {known.device}; the agent will follow a new key"
+    )
 
 
 def _clock(date: str | None, now: float) -> Finding:

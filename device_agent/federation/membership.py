@@ -17,17 +17,13 @@ from device_agent.client.replies import RefusedError
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.state_folder import Identity
+from device_agent.federation.trusted_key import check_introduction, check_named_key
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Images
-from device_agent.formats.protocol.joining import Invitation, JoinReply
+from device_agent.formats.protocol.joining import JoinReply
 from device_agent.formats.protocol.problems import NEEDS_PROFILE
-from device_agent.formats.signed_work import (
-    check_invitation,
-    check_key,
-    key_fingerprint,
-    split_token,
-)
+from device_agent.formats.signed_work import key_fingerprint, split_token
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.documents.bundle_profile import this_machine
 from profiles.documents.device_profile import DeviceProfile
@@ -137,14 +133,14 @@ def join(
         log.warning(text, key, known.device)
     with folder.created(), folder.locked():
         # Ask before a place is taken: this already detects another coordinator.
-        introduced = _introduce(client.invitation(), coordinator_key, url)
+        introduced = _introduce(client, coordinator_key, clock)
         held = _Key.at(key)
         enrolled = _enrol(client, token, name, held, lambda: measure(name, state), clock)
         identity = msgspec.structs.replace(enrolled, certificate=certificate)
         try:
-            check_key(identity.key or "", coordinator_key, url)
+            check_named_key(client, identity.key or "", coordinator_key, clock)
             if not introduced:
-                _introduce(client.invitation(), coordinator_key, url)
+                _introduce(client, coordinator_key, clock)
             if known is not None and moving:
                 _tell_old(known)
                 folder.take_new_key()
@@ -171,11 +167,12 @@ def _give_back(enrolled: Identity, held: "_Key") -> None:
         held.path.unlink(missing_ok=True)
 
 
-def _introduce(invitation: Invitation | None, coordinator_key: str | None, url: str) -> bool:
+def _introduce(client: CoordinatorClient, coordinator_key: str | None, clock: Clock) -> bool:
     """Log the operator's description of the federation. Returns False if there is none."""
+    invitation = client.invitation()
     if invitation is None:
         return False
-    check_invitation(invitation, coordinator_key, url)
+    check_introduction(client, invitation, coordinator_key, clock)
     lines = {
         "Federation": invitation.title,
         "Purpose": invitation.purpose,

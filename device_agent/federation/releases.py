@@ -4,6 +4,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -52,6 +53,7 @@ WORSE = "release.worse"
 EARLIER = "release.earlier"
 """Code of the report that a release has a lower number than the release of the device."""
 NOTHING = ReleaseReport(number=0, bundle="", taken=True, runs=0)
+CheckSigned = Callable[[Callable[[str], None]], None]
 Trial = Callable[[Path, Path | None, EvaluationRequest | None], TrialResult]
 """(offered bundle, present bundle, the federation's evaluation) -> the result of the trial."""
 FineTune = Callable[[ReleaseOffer, Path], FineTuned]
@@ -66,7 +68,7 @@ class Releases:
         received: The folder of the last received training bundle, with which the first release is
             compared.
         client: The coordinator.
-        key: The coordinator's public key; None if coordinators had no key when this device joined.
+        check_signed: Calls a check with the coordinator's public key, as `TrustedKey.check` does.
         trial: Compares a release with the present model.
         tune: Fine-tunes a release; None if the owner has not agreed to that.
     """
@@ -76,12 +78,12 @@ class Releases:
         folder: DeviceReleases,
         received: Path,
         client: CoordinatorClient,
-        key: str | None,
+        check_signed: CheckSigned,
         trial: Trial,
         tune: FineTune | None = None,
     ) -> None:
-        self._folder, self._received, self._client, self._key = folder, received, client, key
-        self._trial, self._tune = trial, tune
+        self._folder, self._received, self._client = folder, received, client
+        self._check_signed, self._trial, self._tune = check_signed, trial, tune
         self._pointer = folder.read()
         self._unsent = _decoded(self._pointer.unsent)
         self._postponed: dict[str, float] = {}
@@ -164,8 +166,7 @@ class Releases:
 
     def _check(self, offer: ReleaseOffer) -> None:
         """Raise TrustError unless `offer` is signed and newer than the last that was followed."""
-        if self._key is not None:
-            check_release(offer, self._key)
+        self._check_signed(partial(check_release, offer))
         if offer.issued < self._pointer.issued:
             raise TrustError(
                 "The offer of release {number} is older than the newest offer that this device "

@@ -30,6 +30,7 @@ from device_agent.federation.training_attempts import (
     TrainingFailedError,
     wait_after,
 )
+from device_agent.federation.trusted_key import TrustedKey
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST
@@ -190,7 +191,7 @@ class _Rounds:
     ) -> None:
         self._folder, self._client, self._options, self._hooks = folder, client, options, hooks
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
-        self._key = folder.member().key
+        self._key = TrustedKey(folder, client, hooks.clock)
         trial = partial(hooks.try_release, options.data, options.training)
         tune = ReleaseFineTuning(
             folder, client, options, hooks.train, self._tell, self._fetch, self._wait_if_paused
@@ -199,7 +200,7 @@ class _Rounds:
             folder.releases,
             folder.bundle,
             client,
-            self._key,
+            self._key.check,
             trial,
             tune if options.fine_tune else None,
         )
@@ -261,10 +262,8 @@ class _Rounds:
 
     def _is_trusted(self, work: Work) -> bool:
         """Whether `work` can be trusted. If not, wait, because network or clock may change."""
-        if self._key is None:
-            return True
         try:
-            self._folder.check_work(work, self._key, self._hooks.clock)
+            self._key.check(lambda key: self._folder.check_work(work, key, self._hooks.clock))
         except TrustError as error:
             if self._distrust.over_patience:
                 raise

@@ -10,10 +10,13 @@ import re
 
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
 from profiles.errors import TrustError
 
+FORGED_WORK, FORGED_RELEASE = "trust.forged-work", "trust.forged-release"
+"""Codes of messages that another key has signed."""
 _WITH_FINGERPRINT = re.compile(r"(.+)\.([A-Za-z0-9_-]{22})")
 
 
@@ -81,6 +84,17 @@ def release_text(offer: ReleaseOffer) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
+def key_change_text(change: KeyChange) -> bytes:
+    """The text of `change` that is signed with the old key.
+
+    Examples:
+        >>> key_change_text(KeyChange(old="A", new="B", made=1800000000, until=1802592000))
+        b'edgetailor-key-1\\nA\\nB\\n1800000000\\n1802592000\\n'
+    """
+    lines = ["edgetailor-key-1", change.old, change.new, str(change.made), str(change.until)]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
 def key_fingerprint(key: str) -> str:
     """The first 16 bytes of a public key's SHA-256, in URL-safe base64 without padding."""
     digest = hashlib.sha256(_decoded(key)).digest()[:16]
@@ -124,6 +138,17 @@ def check_invitation(invitation: Invitation, fingerprint: str | None, url: str) 
         )
 
 
+def check_key_change(change: KeyChange, url: str) -> None:
+    """Raise TrustError unless the old key of `change` has signed it."""
+    if not _is_signed(change.old, change.signature, key_change_text(change)):
+        raise TrustError(
+            "{url} sent a new key that is not signed with the coordinator's earlier key: somebody "
+            "in between has altered it. Nothing was changed. Use https.",
+            code="trust.forged-key",
+            url=url,
+        )
+
+
 def check_signature(work: Work, key: str) -> None:
     """Raise TrustError unless the coordinator with the public `key` (base64) has signed `work`."""
     if not _is_signed(key, work.signature, work_text(work)):
@@ -131,7 +156,7 @@ def check_signature(work: Work, key: str) -> None:
             "The received work is not signed by the coordinator that this device has joined: "
             "somebody in between has altered it. Nothing was trained. Use https, or join again if "
             "the operator has a new key.",
-            code="trust.forged-work",
+            code=FORGED_WORK,
             round=work.round,
         )
 
@@ -142,7 +167,7 @@ def check_release(offer: ReleaseOffer, key: str) -> None:
         raise TrustError(
             "The offer of release {number} is not signed by the coordinator that this device has "
             "joined: somebody in between has altered it. Nothing was changed. Use https.",
-            code="trust.forged-release",
+            code=FORGED_RELEASE,
             number=offer.number,
         )
 

@@ -25,6 +25,7 @@ from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.database.operator_log import PAUSED
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.devices.device_activity import DeviceActivity
 from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -32,6 +33,7 @@ from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.join_access import JoinAccess
+from toolkit.coordinator.operation.key_actions import KeyActions
 from toolkit.coordinator.operation.metrics import Metrics
 from toolkit.coordinator.operation.model_actions import ModelActions
 from toolkit.coordinator.operation.operator_access import OperatorAccess
@@ -57,10 +59,10 @@ MOST_HISTORY = 1000
 
 
 class _Offer:
-    """The signed work of the devices that train `bundle`, also as JSON."""
+    """The work of the devices that train `bundle`, signed with `key`, also as JSON."""
 
-    def __init__(self, bundle: Bundle, work: Work) -> None:
-        self.bundle, self.work = bundle, work
+    def __init__(self, bundle: Bundle, work: Work, key: CoordinatorKey) -> None:
+        self.bundle, self.work, self.key = bundle, work, key
         self.encoded = msgspec.json.encode(work)
 
 
@@ -71,6 +73,7 @@ class Coordinator(
     RoundActions,
     JoinAccess,
     OperatorAccess,
+    KeyActions,
     SettingsActions,
     ModelActions,
     Metrics,
@@ -82,15 +85,18 @@ class Coordinator(
     Attributes:
         poll_interval: Says when a waiting device asks again.
         sessions: The logins at the operator's page.
+        cookie: The name of their cookie. Coordinators at other ports of a host have others.
     """
 
     poll_interval: PollInterval = field(init=False, repr=False)
     sessions: OperatorSessions = field(default_factory=OperatorSessions, repr=False)
+    cookie: str = field(init=False, repr=False)
     _offers: dict[tuple[int, str], _Offer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.poll_interval = PollInterval(self.clock)
+        self.cookie = f"edgetailor-{(self.store.value('id') or '')[:8]}"
 
     def work(self, device: Device) -> Work:
         """Return what `device` should do now."""
@@ -129,7 +135,12 @@ class Coordinator(
         round_, bundle = self.rounds.trained_round(device.id), self.offered_bundle(device)
         self.rounds.note_started(device.id)
         offer = self._offers.get((round_, submodel))
-        if offer is None or offer.bundle is not bundle or offer.work.issued != int(now):
+        if (
+            offer is None
+            or offer.bundle is not bundle
+            or offer.key is not self.key
+            or offer.work.issued != int(now)
+        ):
             files = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in bundle.items()]
             work = Work(
                 state=task,
@@ -140,7 +151,7 @@ class Coordinator(
                 evaluation=self.config.evaluation.request,
                 budget_s=self.config.budget_s,
             )
-            offer = _Offer(bundle, self.key.signed(work, now))
+            offer = _Offer(bundle, self.key.signed(work, now), self.key)
             self._offers[round_, submodel] = offer
         self.activity[device.id].round = round_
         return offer

@@ -15,7 +15,9 @@ from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from toolkit.coordinator.database.device_registry import hashed
-from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.database.key_log import KEY, KEY_CHANGES, KNOWN_KEY
+from toolkit.coordinator.devices import key_files
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.join_links import token_file
 from toolkit.coordinator.startup_message import OPERATOR
@@ -23,9 +25,8 @@ from toolkit.coordinator.storage.coordinator_store import Store
 
 logger = logging.getLogger(__name__)
 
-KNOWN_KEY, KNOWN_OPERATOR = "key", "operator"
-"""The store keeps the fingerprint of the coordinator's key and the hash of the operator's token
-under these keys."""
+KNOWN_OPERATOR = "operator"
+"""The store keeps the hash of the operator's token under this key."""
 EARLIER_LENGTH = 43
 """The length of an operator's token from versions that did not keep its hash."""
 
@@ -78,7 +79,9 @@ def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSec
         token = secrets.tokens[kind.name]
         store.registry.set_token(kind.name, token, kind.places, config.token_days)
     if secrets.new_key:
+        store.set_value(KEY_CHANGES, "[]")  # nobody vouches for the lost key
         write_file(config.state / KEY, key.pem(), mode=0o600)
+    key_files.install(config.state, key)
     _write(config.state / OPERATOR, secrets.operator, bool(known))
     for name, token in secrets.tokens.items():
         path = token_file(config.state, name)
@@ -104,6 +107,9 @@ def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bool]
         "on without it, start `edgetailor serve` with --new-key: then every device has to join "
         "again."
     )
+    following = key_files.prepared(path.parent)
+    if following is not None and following.fingerprint == known:
+        return following, False  # `serve` was killed while this key replaced the earlier one
     content = _content(path)
     key = None if content is None else CoordinatorKey.from_pem(content)
     if content is None and joined and not new_key:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from device_agent.formats.protocol.fleet import Preparation, SelectedDevices
+from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.rounds import InputSummary
 from profiles.text_formatting import did_you_mean
+from toolkit.coordinator.database import key_log
 from toolkit.coordinator.database.device_registry import Device, hashed
 from toolkit.coordinator.database.operator_tokens import OPERATOR, Operator
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
@@ -39,6 +41,8 @@ class FederationState:
         planner: Assigns submodels to devices of `auto` kinds. None until it is ready.
         operator_token: The token in operator.token, which allows all actions.
         key: Signs the work of devices.
+        key_changes: The changes of that key, the oldest first. This list is never changed: a change
+            replaces it.
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
             are still being made.
@@ -88,6 +92,7 @@ class FederationState:
     check_update: CheckUpdate | None = None
     not_needed: tuple[int, int] = (0, 0)
     released: OfferedReleases = field(init=False, repr=False)
+    key_changes: list[KeyChange] = field(init=False, repr=False)
     missed_deadlines: int = 0
     notifier: Notifier = field(default_factory=Notifier, repr=False)
     make_model: Callable[[CoordinatorConfig], object] | None = None
@@ -97,6 +102,7 @@ class FederationState:
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)
         self.released = OfferedReleases(folder, self.config.evaluation.request)
+        self.key_changes = key_log.decoded(self.store.value(key_log.KEY_CHANGES))
 
     def notify(self, event: EventName, text: str, **values: object) -> None:
         """Tell the operator's own programs about `event`, without waiting for them."""

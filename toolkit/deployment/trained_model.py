@@ -16,7 +16,8 @@ from exporters.recording.capture import SharedRecording
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from profiles.errors import InputError
 from profiles.text_formatting import counted
-from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.database.key_log import KEY
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.saved_rounds import model_file, saved_rounds
 from toolkit.evaluation_sums import Evaluation

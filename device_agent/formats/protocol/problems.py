@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 API = "/v1"
+KEY_CHANGES = "/key-changes"
+"""The route below API where devices ask for changes of the coordinator's key."""
 JOIN_TOKEN = "client.join-token"
 """Code of the Problem (401) for a valid join token in a request that needs a device's secret."""
 NOT_AUTHORISED = "client.not-authorised"

@@ -81,6 +81,7 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
     assert routes == {
         ("get", "/v1/invitation"),
         ("post", "/v1/devices"),
+        ("get", "/v1/key-changes"),
         ("get", "/v1/work"),
         ("get", "/v1/files/{sha256}"),
         ("post", "/v1/progress"),
@@ -105,6 +106,8 @@ def test_the_api_describes_itself(fleet: Fleet) -> None:
         ("post", "/v1/operator/model"),
         ("get", "/v1/operator/settings"),
         ("post", "/v1/operator/settings"),
+        ("get", "/v1/operator/key"),
+        ("post", "/v1/operator/key"),
         ("get", "/v1/operator/join-tokens"),
         ("post", "/v1/operator/join-tokens"),
         ("post", "/v1/operator/join-tokens/{number}/revoke"),

@@ -183,11 +183,25 @@ def test_a_learning_rate_is_changed(
     )
     page = browser.get("/operator/settings").text
     assert "Applied, in effect from round 2 on" in page
-    assert buttons(browser, "settings") == []
+    assert buttons(browser, "settings") == ["Rotate the key"]
     file.write_text(text.replace("digits_cnn", "other"))
     assert 'role="alert"' in browser.get("/operator/settings").text
     [entry] = operator(server).audit().entries
     assert (entry.action, entry.reason) == ("set training.learning_rate: 0.05 -> 0.01", "overfits")
+
+
+def test_the_key_is_rotated_and_the_login_stays(
+    fleet: tuple[Server, dict[str, CoordinatorClient]], browser: httpx.Client
+) -> None:
+    coordinator = fleet[0].coordinator
+    old = coordinator.key.fingerprint
+    said = send(browser, "key", key=old, days=30, reason="yearly")
+    assert said == "The coordinator has a new key, and devices follow."
+    page = browser.get("/operator/settings").text
+    assert f"Its fingerprint is <code>{coordinator.key.fingerprint}</code>" in page
+    assert f"Devices with the earlier key <code>{old}</code> follow until 20" in page
+    assert "The form cannot be used" in send(browser, "key", key=old, days=0, reason="x")
+    assert [entry.action for entry in operator(fleet[0]).audit().entries] == ["rotate key"]
 
 
 def test_a_token_is_shown_once_and_revoked(

@@ -1,20 +1,16 @@
 """What a device trains is what its coordinator has signed, whoever answers on the way."""
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
 from hypothesis import given
 from hypothesis import strategies as st
 
+from altering_proxy import Alter, in_between
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
 from device_agent.federation.device_state import DeviceState
@@ -44,7 +40,6 @@ from vector_fleet import (
 
 ONE = CONFIG[: CONFIG.index("[[devices]]")] + '[[devices]]\nname = "board"\nsubmodel = "full"\n'
 NOW = 1_800_000_000
-Alter = Callable[[dict[str, Any]], dict[str, Any]]
 KEY = CoordinatorKey()
 
 offers = st.builds(
@@ -109,46 +104,6 @@ def test_the_time_of_work(newest: int, now: float, code: str | None, synchronise
         return
     with refused(code, round=3, issued=NOW):
         check_age(work, newest, clock)
-
-
-@contextmanager
-def in_between(url: str, alter: Alter) -> Iterator[str]:
-    """Somebody on the way, who alters the JSON of every answer."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._pass_on()
-
-        def do_POST(self) -> None:
-            self._pass_on()
-
-        def _pass_on(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            headers = {k: v for k, v in self.headers.items() if k != "Host"}
-            answer = urllib3.request(self.command, url + self.path, body=body, headers=headers)
-            data = answer.data
-            if answer.headers.get("Content-Type") == "application/json":
-                data = json.dumps(alter(json.loads(data))).encode()
-            self.send_response(answer.status)
-            for name in ("Content-Type", "ETag", "Content-Range"):
-                if name in answer.headers:
-                    self.send_header(name, answer.headers[name])
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def run(state: Path, data: Path) -> int:

@@ -7,6 +7,7 @@ import json
 import random
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from torch import nn
 
 import own_losses
 from device_agent.data.windows import windows_of
+from device_agent.federation.trusted_key import new_key
 from device_agent.formats.bundle import open_bundle, structure
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Series
@@ -30,6 +32,7 @@ from edgetailor import TrainingConfig, pack_inputs, set_input_range, split
 from exporters.export import export
 from models_for_tests import two_towers
 from page_modules import run_with
+from profiles.errors import TrustError
 from refusals import refused
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.submodels.global_model import from_model
@@ -314,6 +317,50 @@ def test_graphs_that_no_export_makes(tmp_path: Path) -> None:
     )
     expected = [name and ["bundle.unsafe-graph", name] for _, name in graphs.values()]
     assert outcomes == expected
+
+
+NEW_KEYS = """
+const [changes, starts, known] = given.map((text) => JSON.parse(text));
+const taken = [];
+for (const start of starts) {
+  taken.push(await page.newKey(start, changes).catch((error) => error.code));
+}
+const client = { keyChanges: async () => changes };
+const stored = {};
+const put = async (more) => Object.assign(stored, more);
+const values = { get: async (name) => stored[name] ?? null, put };
+const trusted = new page.TrustedKey(client, { key: known.old, name: "phone" }, values);
+const release = known.release;
+await trusted.check((key) => page.checkRelease(release, key, 0));
+console.log(JSON.stringify([taken, stored.device]));
+"""
+
+
+def test_the_page_follows_a_new_key_of_the_coordinator_as_the_agent_does(tmp_path: Path) -> None:
+    """Changes that are signed, too late, forged, or not of this key; and what the page stores."""
+    now, keys = int(time.time()), [CoordinatorKey() for _ in range(7)]
+    times = [(0, 60), (0, 60), None, (-90, -30), None, (0, 60)]
+    changes = [
+        old.hands_over(new, now + span[0], now + span[1])
+        for (old, new), span in zip(itertools.pairwise(keys), times, strict=True)
+        if span is not None
+    ]
+    changes[-1] = replace(changes[-1], new=keys[0].public)
+    starts = [key.fingerprint for key in keys]
+    expected: list[str | None] = []
+    for start in starts:
+        try:
+            expected.append(new_key(start, changes, "http://x"))
+        except TrustError as error:
+            expected.append(error.code)
+    third = keys[2].public
+    assert expected == [third, third, None, "trust.late-key", None, "trust.forged-key", None]
+    release = msgspec.to_builtins(keys[2].releases(ReleaseOffer(number=2, issued=9)))
+    known = {"old": keys[0].public, "release": release}
+    given = (json.dumps(value) for value in (msgspec.to_builtins(changes), starts, known))
+    taken, stored = json.loads(run_with("trust", NEW_KEYS, tmp_path, *given))
+    assert taken == expected
+    assert stored == {"key": third, "name": "phone"}
 
 
 SIGNED = """

@@ -151,7 +151,46 @@ def revoke_token(number: int, reason: str, federation: Path | None, as_json: boo
     say_done(f"Join token {number} is revoked.", as_json, number=number)
 
 
+def _days(context: click.Context, option: click.Parameter, given: str) -> float:
+    """Read a time span as days."""
+    from profiles.units import parse_duration
+    from toolkit.coordinator.operation.messages import MOST_DAYS
+
+    days = parse_duration(given) / 86400
+    if not 0 < days <= MOST_DAYS:
+        raise click.BadParameter(f"give a time of at most {MOST_DAYS} days.")
+    return days
+
+
+@click.command()
+@click.option(
+    "--valid",
+    "days",
+    default="30d",
+    show_default=True,
+    callback=_days,
+    help="How long devices and join tokens with the old key follow, such as 12h or 30d.",
+)
+@reason_option
+@federation_option
+@json_option
+def rotate_key(days: float, reason: str, federation: Path | None, as_json: bool) -> None:
+    """Replace the key with which the coordinator signs work.
+
+    The old key signs the new one, so devices that ask for work within the time of --valid trust the
+    new key. A device that was away for longer joins again with a new token. If somebody else has
+    the key, use `edgetailor serve --new-key` instead.
+    """
+    from device_agent.system.clock import time_text
+
+    client = client_of(federation)
+    made = client.rotate_key(client.key_state().fingerprint, days, reason)
+    until = time_text(made.earlier[-1].until)
+    sentence = f"The new key has the fingerprint {made.fingerprint}. Devices follow until {until}."
+    say_done(sentence, as_json, key=made.fingerprint, until=made.earlier[-1].until)
+
+
 COMMANDS: tuple[click.Command, ...] = (
     *(operators, add_operator, revoke_operator),
-    *(make_token, revoke_token),
+    *(make_token, revoke_token, rotate_key),
 )

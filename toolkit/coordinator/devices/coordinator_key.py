@@ -8,18 +8,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from device_agent.formats.protocol.joining import Invitation
+from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import (
     card_text,
     invitation_text,
+    key_change_text,
     key_fingerprint,
     release_text,
     work_text,
 )
-
-KEY = "coordinator.key"
-"""Name of its file in the state folder."""
 
 
 class CoordinatorKey:
@@ -70,6 +69,11 @@ class CoordinatorKey:
     def releases(self, offer: ReleaseOffer) -> ReleaseOffer:
         """Return `offer` with a signature."""
         return replace(offer, signature=self._signature(release_text(offer)))
+
+    def hands_over(self, new: "CoordinatorKey", made: int, until: int) -> KeyChange:
+        """The signed change from this key to `new`. Times are in seconds since 1970."""
+        change = KeyChange(old=self.public, new=new.public, made=made, until=until)
+        return replace(change, signature=self._signature(key_change_text(change)))
 
     def _signature(self, text: bytes) -> str:
         return base64.b64encode(self._private.sign(text)).decode()

@@ -9,9 +9,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
-from device_agent.formats.protocol.problems import API, NOT_AUTHORISED
+from device_agent.formats.protocol.problems import API, KEY_CHANGES, NOT_AUTHORISED
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.database.device_registry import hashed
 from toolkit.coordinator.database.operator_tokens import READ_ONLY, Operator
 from toolkit.coordinator.http.connection_limits import CONNECTION, Connection
 from toolkit.coordinator.refusals import RefusalError, forbidden
@@ -71,7 +70,7 @@ async def admit(scope: Scope, coordinator: Coordinator) -> int:
         if operator is None:
             raise _not_the_operator(device is not None)
         _check_role(operator, scope["method"])
-    elif path in FOR_JOIN_TOKENS:
+    elif path in FOR_JOIN_TOKENS or (path == f"{API}{KEY_CHANGES}" and device is None):
         await run_in_threadpool(coordinator.check_join_token, secret)
     elif device is None and not (path == f"{API}/status" and operator is not None):
         device = await run_in_threadpool(coordinator.authenticate, secret)
@@ -82,7 +81,7 @@ async def admit(scope: Scope, coordinator: Coordinator) -> int:
 
 def _admit_to_page(scope: Scope, coordinator: Coordinator) -> None:
     """Check the login of a request for a page. Its token must still be an operator's."""
-    identifier = Request(scope).cookies.get(cookie_name(coordinator), "")
+    identifier = Request(scope).cookies.get(coordinator.cookie, "")
     session = coordinator.sessions.find(identifier)
     operator = None if session is None else coordinator.operator_with(session.token)
     if operator is None:
@@ -94,11 +93,6 @@ def _admit_to_page(scope: Scope, coordinator: Coordinator) -> None:
     scope["state"][SESSION] = identifier, session
     scope["state"][CALLER] = operator
     _note_authenticated(scope, None)
-
-
-def cookie_name(coordinator: Coordinator) -> str:
-    """The name of the cookie of logins. Coordinators at other ports of a host have others."""
-    return f"edgetailor-{hashed(coordinator.key.public)[:8]}"
 
 
 def _note_authenticated(scope: Scope, device: str | None) -> None:

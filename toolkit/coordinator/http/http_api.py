@@ -15,7 +15,8 @@ from starlette.requests import ClientDisconnect
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.protocol.fleet import Status
 from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
-from device_agent.formats.protocol.problems import API, NO_SUCH_FILE, Problem
+from device_agent.formats.protocol.key_changes import KeyChanges
+from device_agent.formats.protocol.problems import API, KEY_CHANGES, NO_SUCH_FILE, Problem
 from device_agent.formats.protocol.releases import ReleaseReport
 from device_agent.formats.protocol.rounds import (
     Fallback,
@@ -39,6 +40,7 @@ from toolkit.coordinator.operation.messages import (
     EarlierModel,
     NewDeadline,
     NewJoinToken,
+    NewKey,
     NewOperator,
     Order,
 )
@@ -49,7 +51,7 @@ from toolkit.web.static_files import join_routes
 
 MESSAGES = [
     *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord),
-    *(EarlierModel, NewDeadline, NewJoinToken, NewOperator, Order),
+    *(EarlierModel, NewDeadline, NewJoinToken, NewKey, NewOperator, Order),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -95,6 +97,17 @@ _conflict: dict[int | str, dict[str, Any]] = {
 def invitation(token: JoinToken, service: Service) -> Invitation:
     """Describe the federation to the holder of a join token."""
     return service.invitation(token)
+
+
+@router.get(
+    KEY_CHANGES,
+    summary="Ask for changes of the coordinator's key",
+    description="For a device or the holder of a join token that knows an earlier key. Each change "
+    "is signed with the key that was replaced.",
+)
+def key_changes(caller: Annotated[object, Depends(_caller)], service: Service) -> KeyChanges:
+    """List the changes of the key."""
+    return service.signed_key_changes()
 
 
 @router.post(

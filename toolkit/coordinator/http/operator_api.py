@@ -18,11 +18,13 @@ from toolkit.coordinator.operation.messages import (
     DevicePage,
     EarlierModel,
     JoinTokenList,
+    KeyState,
     MadeJoinToken,
     MadeOperator,
     ModelRound,
     NewDeadline,
     NewJoinToken,
+    NewKey,
     NewOperator,
     OperatorList,
     Order,
@@ -318,6 +320,32 @@ def revoke_join_token(
 ) -> JoinTokenState:
     """Revoke a join token."""
     return service.revoke_join_token(number, order.reason, who)
+
+
+@router.get(
+    "/key",
+    summary="See the coordinator's key",
+    description="The fingerprint of the key that signs the work of devices, and the earlier keys.",
+)
+def key_state(service: Service) -> KeyState:
+    """Show the key's fingerprint."""
+    return service.key_state()
+
+
+@router.post(
+    "/key",
+    summary="Rotate the coordinator's key",
+    description="A new key replaces the key with the fingerprint `key`. For `days`, devices and "
+    "join tokens that know the old key follow, because the old key signs the new one. Repeating "
+    "the request changes nothing.",
+    responses={409: {"model": Problem, "description": "The coordinator has another key"}},
+    openapi_extra=described(NewKey),
+)
+def rotate_key(
+    order: Annotated[NewKey, Depends(body_of(NewKey))], service: Service, who: Who
+) -> KeyState:
+    """Rotate the key."""
+    return service.rotate_key(order.key, order.days, order.reason, who)
 
 
 _impossible: dict[int | str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ MOST_SECONDS = 30 * 86400
 """The longest time to the end of a round."""
 
 MOST_DAYS = 36500
-"""The longest lifetime of a join token, in days."""
+"""The longest lifetime of a join token, and the longest time for following a new key, in days."""
 NAME = "^[A-Za-z0-9][A-Za-z0-9._@-]{0,39}$(?!\\n)"
 """The name of an operator."""
 
@@ -114,6 +114,36 @@ class OperatorList:
 
     version: int = 1
     operators: list[Operator]
+
+
+class NewKey(Order, frozen=True, kw_only=True):
+    """A new key of the coordinator in place of the key with the fingerprint `key`.
+
+    Devices follow for `days`.
+    """
+
+    key: Annotated[str, Meta(max_length=64)]
+    days: Annotated[float, Meta(gt=0, le=MOST_DAYS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierKey:
+    """The fingerprint of an earlier key, and until when devices with this key may follow.
+
+    `until` is in seconds since 1970.
+    """
+
+    fingerprint: str
+    until: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyState:
+    """The fingerprint of the coordinator's key, and its earlier keys, the oldest first."""
+
+    version: int = 1
+    fingerprint: str
+    earlier: list[EarlierKey]
 
 
 @dataclass(frozen=True, kw_only=True)

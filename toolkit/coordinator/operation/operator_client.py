@@ -15,11 +15,13 @@ from toolkit.coordinator.operation.messages import (
     DevicePage,
     EarlierModel,
     JoinTokenList,
+    KeyState,
     MadeJoinToken,
     MadeOperator,
     ModelRound,
     NewDeadline,
     NewJoinToken,
+    NewKey,
     NewOperator,
     OperatorList,
     Order,
@@ -153,6 +155,18 @@ class OperatorClient(CoordinatorClient):
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/join-tokens/{number}/revoke"
         return self._with_retries(lambda: self._ask("POST", path, JoinTokenState, body))
+
+    def key_state(self) -> KeyState:
+        """The fingerprints of the coordinator's key and of its earlier keys."""
+        return self._with_retries(lambda: self._ask("GET", "/operator/key", KeyState))
+
+    def rotate_key(self, fingerprint: str, days: float, reason: str) -> KeyState:
+        """Replace the coordinator's key with this `fingerprint`. Devices follow for `days`.
+
+        Raises RefusedError if the coordinator has another key.
+        """
+        body = msgspec.json.encode(NewKey(key=fingerprint, days=days, reason=reason))
+        return self._with_retries(lambda: self._ask("POST", "/operator/key", KeyState, body))
 
     def settings_changes(self) -> SettingsChanges:
         """What has changed in the federation's file. Raises RefusedError if it cannot be used."""

@@ -44,23 +44,24 @@ class OfferedReleases:
     def __init__(self, folder: ReleaseFolder, evaluation: EvaluationRequest | None) -> None:
         self._folder, self.evaluation = folder, evaluation
         self._stamp: tuple[int, int] | None = None
+        self._signer = ""
         self._present = _Offered()
         self._told = ""
 
     def refresh(self, key: CoordinatorKey) -> None:
-        """Read the releases and sign their offers with `key`, if they have changed.
+        """Read the releases and sign their offers with `key`, if one of both has changed.
 
         If they cannot be read, the earlier offers stay, and a warning is logged.
         """
         try:
             stamp = self._folder.stamp()
-            if stamp == self._stamp:
+            if stamp == self._stamp and (stamp is None or key.public == self._signer):
                 return
             releases = self._folder.read()
         except (InputError, OSError) as error:
             self.tell(error)
             return
-        self._stamp, self._told = stamp, ""
+        self._stamp, self._signer, self._told = stamp, key.public, ""
         self._present = _Offered(releases, self._offers(releases, key))
 
     def tell(self, error: Exception) -> None:

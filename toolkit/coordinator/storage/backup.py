@@ -11,6 +11,7 @@ from pathlib import Path
 from device_agent.formats.atomic_files import fingerprint_file, refuse_existing, write_file
 from profiles.errors import InputError, StorageError
 from toolkit.coordinator.database.database import raise_if_full
+from toolkit.coordinator.database.key_log import KEY, KNOWN_KEY, NEXT_KEY
 from toolkit.coordinator.storage.coordinator_store import REFERENCED
 from toolkit.coordinator.storage.federation_marker import Marker
 from toolkit.coordinator.storage.folder_check import CONTENTS, DATABASE, check_folder
@@ -20,10 +21,13 @@ from toolkit.coordinator.storage.recoverable import FILES, HISTORY, MODEL, has_h
 from toolkit.coordinator.storage.release_folder import INDEX, RELEASES, ReleaseFolder, bundles_kept
 from toolkit.coordinator.storage.saved_rounds import reading
 
-TOKENS = ("operator.token", "tokens", "coordinator.key")
-"""Secrets of the federation. Without its key every device would have to join again."""
+TOKENS = ("operator.token", "tokens", NEXT_KEY, KEY)
+"""Secrets of the federation. Without its key every device would have to join again. The next key
+is copied before the key, so that one of them fits the database."""
+_KNOWN_KEY = f"SELECT value FROM meta WHERE key = '{KNOWN_KEY}'"
 ATTEMPTS = 10
-"""How often a backup is tried. An attempt fails if a round ends while the files are copied."""
+"""How often a backup is tried. An attempt fails if a round ends, or the key is replaced, while the
+files are copied."""
 
 
 def backup(state: Path, out: Path, force: bool = False) -> None:
@@ -47,7 +51,7 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
                 _write_contents(temporary)
                 _check_contents(temporary)
             return
-        except FileNotFoundError:  # the end of a round has removed a file
+        except FileNotFoundError:  # the end of a round has removed a file, or the key is new
             if attempt == ATTEMPTS:
                 raise
 
@@ -119,6 +123,7 @@ def _copy(state: Path, temporary: Path) -> None:
             raise_if_full(error, temporary / DATABASE)
             raise
         files = [name for (name,) in target.execute(REFERENCED)]
+        key = target.execute(_KNOWN_KEY).fetchone()
         marker = Marker.of(target)
     os.chmod(temporary / DATABASE, 0o600)
     for sha256 in files:
@@ -129,6 +134,9 @@ def _copy(state: Path, temporary: Path) -> None:
     for name in TOKENS:
         for path in _files(state / name):
             copy_file(path, temporary / path.relative_to(state))
+    with reading(state) as source:
+        if source.execute(_KNOWN_KEY).fetchone() != key:
+            raise FileNotFoundError(KEY)  # it was replaced meanwhile: the backup begins again
     if (state / HISTORY).exists():
         copy_file(state / HISTORY, temporary / HISTORY)
     _copy_releases(state, temporary)

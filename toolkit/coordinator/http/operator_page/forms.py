@@ -26,6 +26,7 @@ from toolkit.coordinator.operation.messages import (
     Action,
     FleetDevice,
     NewJoinToken,
+    NewKey,
     Order,
 )
 from toolkit.coordinator.refusals import RefusalError, unusable
@@ -133,6 +134,17 @@ async def apply_settings(request: Request) -> Response:
         f"{PAGES}settings",
         "The changes hold from the next round on.",
         lambda who: coordinator_of(request).apply_settings(order.reason, who),
+    )
+
+
+async def rotate_key(request: Request) -> Response:
+    """Replace the coordinator's key."""
+    order = order_as(NewKey, await order_of(request))
+    return await done(
+        request,
+        f"{PAGES}settings",
+        "The coordinator has a new key, and devices follow.",
+        lambda who: coordinator_of(request).rotate_key(order.key, order.days, order.reason, who),
     )
 
 

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from toolkit.coordinator.http.admission import LOGIN, PAGES, cookie_name
+from toolkit.coordinator.http.admission import LOGIN, PAGES
 from toolkit.coordinator.http.operator_page.page_answers import (
     coordinator_of,
     form_of,
@@ -31,7 +31,7 @@ async def login(request: Request) -> Response:
         return shown(request, "login.html", 401, refused=True)
     answer = to(request, PAGES)
     answer.set_cookie(
-        cookie_name(coordinator),
+        coordinator.cookie,
         coordinator.sessions.begin(token),
         path=None,  # that of the login, also below a proxy's path
         secure=request.url.scheme == "https",
@@ -47,5 +47,5 @@ async def logout(request: Request) -> Response:
     await order_of(request)
     coordinator.sessions.end(session_of(request)[0])
     answer = to(request, LOGIN)
-    answer.set_cookie(cookie_name(coordinator), max_age=0, path=None)
+    answer.set_cookie(coordinator.cookie, max_age=0, path=None)
     return answer

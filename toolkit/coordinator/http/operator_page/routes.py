@@ -61,6 +61,7 @@ def _routes(files: Page) -> Sequence[BaseRoute]:
         _page("tokens/{number}/revoke", forms.revoke_token, _POST),
         _page("settings", views.settings),
         _page("settings", forms.apply_settings, _POST),
+        _page("key", forms.rotate_key, _POST),
         _page("audit", views.audit),
     ]
 

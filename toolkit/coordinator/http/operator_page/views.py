@@ -145,6 +145,7 @@ def settings(request: Request) -> Response:
         problem=problem,
         waiting=[] if waiting is None else waiting.changes,
         waiting_round=None if waiting is None else waiting.round,
+        key=coordinator.key_state(),
         training={key: value for key, value in training.items() if value not in (None, (), "")},
         before=sorted(coordinator.store.settings.by_round().items(), reverse=True),
     )

@@ -10,7 +10,7 @@ import type { EvaluationRequest, Problem } from "./messages.js";
 import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
 import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
-import type { SignedInvitation } from "./trust.js";
+import type { KeyChange, SignedInvitation } from "./trust.js";
 
 const API = "/v1";
 const LONGEST_ANSWER = 16 << 20;
@@ -157,6 +157,12 @@ export class CoordinatorClient {
   /** Fetches the invitation of the join token, which is this client's secret. */
   async invitation(): Promise<SignedInvitation> {
     return this.patiently(() => this.json<SignedInvitation>("GET", "/invitation"));
+  }
+
+  /** Asks once for the changes of the coordinator's key; none if there is no answer. */
+  async keyChanges(): Promise<KeyChange[]> {
+    const answer = this.json<{ changes: KeyChange[] }>("GET", "/key-changes", undefined, SHORT_MS);
+    return answer.then(({ changes }) => changes).catch(() => []);
   }
 
   async work(): Promise<Work> {

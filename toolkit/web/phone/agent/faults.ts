@@ -92,8 +92,10 @@ export interface Faults {
   "trial.no-model": None;
   "trial.training": None;
   "trust.forged-invitation": None;
+  "trust.forged-key": None;
   "trust.forged-release": { number: number };
   "trust.forged-work": None;
+  "trust.late-key": None;
   "trust.old-release": { number: number };
   "trust.old-work": None;
   "trust.other-key": None;

@@ -59,7 +59,7 @@ export async function join(
       throw new Failure("client.not-a-coordinator", { origin: client.origin });
     }
   }
-  await checkKey(reply.key, fingerprint);
+  await checkKey(client, reply.key, fingerprint);
   const identity = { ...reply, ...readForm(reply), name, tokenSha256 };
   await values.put({ device: identity });
   return identity;

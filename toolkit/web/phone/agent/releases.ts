@@ -17,7 +17,7 @@ import { Stopped } from "./requests.js";
 import { countsOf } from "./scores.js";
 import type { Values } from "./storage.js";
 import { outOfMemory } from "./trial.js";
-import { checkRelease } from "./trust.js";
+import { checkRelease, type TrustedKey } from "./trust.js";
 import { ENGLISH_FAULTS } from "../texts/english_faults.js";
 
 /** How long a file of a release is tried. Rounds must not wait for it. */
@@ -38,7 +38,7 @@ export class Releases {
 
   constructor(
     private readonly client: CoordinatorClient,
-    private readonly key: string,
+    private readonly key: TrustedKey,
     private readonly values: Values,
   ) {}
 
@@ -65,7 +65,7 @@ export class Releases {
 
   private async answer(offer: ReleaseOffer, pointer: ReleasePointer): Promise<void> {
     try {
-      await checkRelease(offer, this.key, pointer.issued);
+      await this.key.check((key) => checkRelease(offer, key, pointer.issued));
       await this.install(offer, pointer);
     } catch (error) {
       if (error instanceof Stopped || (error instanceof Refusal && error.unknown)) throw error;

@@ -18,7 +18,7 @@ import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
 import { ROUND_CHECK_MS, Stages } from "./stages.js";
 import type { Values } from "./storage.js";
-import { checkWork } from "./trust.js";
+import { checkWork, TrustedKey } from "./trust.js";
 import { Results, updateOf, type Update } from "./update.js";
 
 const SHORTEST_POLL_MS = 250;
@@ -52,6 +52,7 @@ export class Rounds {
   /** The failure that the owner sees until this device trains again or the round is over. */
   private failure: { round: number; problem: Problem } | null = null;
   private trainedSeconds = 0;
+  private readonly key: TrustedKey;
   private readonly releases: Releases;
 
   constructor(
@@ -63,7 +64,8 @@ export class Rounds {
   ) {
     this.stages = new Stages(client, show);
     client.permitted = () => this.stages.whilePaused();
-    this.releases = new Releases(client, identity.key, values);
+    this.key = new TrustedKey(client, identity, values);
+    this.releases = new Releases(client, this.key, values);
   }
 
   /** Takes part until the coordinator says that the last round is over, or an error ends it. */
@@ -129,7 +131,7 @@ export class Rounds {
   }
 
   private async takePart(work: Work): Promise<void> {
-    await checkWork(work, this.identity.key, this.values);
+    await this.key.check((key) => checkWork(work, key, this.values));
     try {
       await this.stages.enter("downloading");
       const bundle = await fetchBundle(this.client, work.files, this.values);
@@ -147,7 +149,7 @@ export class Rounds {
 
   /** Evaluates the model after the last round, and sends the counts. Skips it if that fails. */
   private async judge(work: Work): Promise<void> {
-    await checkWork(work, this.identity.key, this.values);
+    await this.key.check((key) => checkWork(work, key, this.values));
     try {
       await this.stages.enter("downloading");
       const bundle = await fetchBundle(this.client, work.files, this.values);

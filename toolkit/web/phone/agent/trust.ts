@@ -6,6 +6,7 @@
 import type { CoordinatorClient, ReleaseOffer, Work } from "./client.js";
 import { Failure } from "./faults.js";
 import type { EvaluationRequest, Invitation } from "./messages.js";
+import type { Identity } from "./membership.js";
 import type { Bytes, Values } from "./storage.js";
 
 /** The most characters of a line in which a federation describes itself. */
@@ -19,13 +20,75 @@ export function splitToken(given: string): [string, string | null] {
   return parts === null ? [given, null] : [parts[1]!, parts[2]!];
 }
 
-/** Checks the coordinator's key (base64) against `fingerprint`, if there is one. */
-export async function checkKey(key: string, fingerprint: string | null): Promise<void> {
+async function fingerprintOf(key: string): Promise<string> {
   const digest = await crypto.subtle.digest("SHA-256", decoded(key));
   const encoded = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
-  const shown = encoded.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-  if (key === "" || (fingerprint !== null && fingerprint !== shown)) {
-    throw new Failure("trust.other-key", {});
+  return encoded.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** Checks the coordinator's key (base64) against `fingerprint` of the link, if there is one. */
+export async function checkKey(client: CoordinatorClient, key: string, fingerprint: string | null): Promise<void> {
+  if (key !== "" && (fingerprint === null || fingerprint === (await fingerprintOf(key)))) return;
+  const followed = fingerprint === null ? null : await newKey(fingerprint, await client.keyChanges());
+  if (key === "" || key !== followed) throw new Failure("trust.other-key", {});
+}
+
+/** The coordinator has replaced its key `old` by `new`, and signed that with the old key. */
+export interface KeyChange {
+  old: string;
+  new: string;
+  made: number;
+  /** Until when devices and links with the old key may follow, in seconds since 1970. */
+  until: number;
+  signature: string;
+}
+
+/** The key that has replaced the key with this fingerprint; null if no change begins there. */
+export async function newKey(fingerprint: string, changes: readonly KeyChange[]): Promise<string | null> {
+  const byOld = new Map<string, KeyChange>();
+  for (const change of changes) byOld.set(await fingerprintOf(change.old), change);
+  let key: string | null = null;
+  for (;;) {
+    const change = byOld.get(fingerprint);
+    if (change === undefined) return key;
+    byOld.delete(fingerprint); // a circle of changes ends
+    const lines = ["edgetailor-key-1", change.old, change.new, `${change.made}`, `${change.until}`];
+    if (!(await isSigned(lines, change.old, change.signature))) throw new Failure("trust.forged-key", {});
+    if (Date.now() / 1000 > change.until) throw new Failure("trust.late-key", {});
+    key = change.new;
+    fingerprint = await fingerprintOf(key);
+  }
+}
+
+/** The coordinator's key in the stored identity. A new key is trusted if the old one has signed it. */
+export class TrustedKey {
+  constructor(
+    private readonly client: CoordinatorClient,
+    private readonly identity: Identity,
+    private readonly values: Values,
+  ) {}
+
+  /**
+   * Calls `check`, which checks a message, with the trusted key. If another key has signed the message, this asks
+   * whether the coordinator has a new key, and checks again with that.
+   */
+  async check(check: (key: string) => Promise<void>): Promise<void> {
+    try {
+      await check(this.identity.key);
+    } catch (error) {
+      const forged = error instanceof Failure && /^trust\.forged-(work|release)$/.test(error.code);
+      if (!forged || !(await this.follow())) throw error;
+      await check(this.identity.key);
+    }
+  }
+
+  private async follow(): Promise<boolean> {
+    const key = await newKey(await fingerprintOf(this.identity.key), await this.client.keyChanges());
+    if (key === null) return false;
+    const stored = await this.values.get<Identity>("device");
+    await this.values.put({ device: { ...(stored ?? this.identity), key } });
+    this.identity.key = key;
+    return true;
   }
 }
 
@@ -43,7 +106,8 @@ function evaluationLines(asked: EvaluationRequest | null | undefined): string[] 
 /** Fetches and checks the invitation of a join token, which is the secret of `client`. */
 export async function invited(client: CoordinatorClient, fingerprint: string | null): Promise<Invitation> {
   const signed = await client.invitation();
-  await checkInvitation(signed, fingerprint);
+  await checkKey(client, signed.key, fingerprint);
+  await checkInvitation(signed);
   const line = (given: unknown): string => (typeof given === "string" ? given.slice(0, LONGEST_LINE) : "");
   const number = (given: unknown): number => (Number.isFinite(given) ? Number(given) : 0);
   return {
@@ -58,9 +122,8 @@ export async function invited(client: CoordinatorClient, fingerprint: string | n
   };
 }
 
-/** Checks that the key of the link has signed the federation's description. */
-async function checkInvitation(given: SignedInvitation, fingerprint: string | null): Promise<void> {
-  await checkKey(given.key, fingerprint);
+/** Checks that the key in the federation's description has signed it. */
+async function checkInvitation(given: SignedInvitation): Promise<void> {
   const said = [given.title, given.purpose, given.contact];
   const numbers = [given.rounds, Math.trunc(given.round_s), given.first_bytes, given.round_bytes];
   const lines = ["edgetailor-invitation-1", ...said, ...numbers.map((number) => `${number}`)];

@@ -140,11 +140,16 @@ export const ENGLISH_FAULTS: Sentences = {
   "trial.training": () => "This device is training. Try the model when the training waits, is paused or has finished.",
   "trust.forged-invitation": () =>
     "The description of this federation is not signed by its coordinator: somebody on the way has altered it.",
+  "trust.forged-key": () =>
+    "A new key came that is not signed by your coordinator: somebody on the way has altered it. Nothing was changed.",
   "trust.forged-release": ({ number }) =>
     `Release ${number} is not signed by your coordinator: somebody on the way has altered it. Nothing was changed.`,
   "trust.forged-work": () =>
     "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
     "trained.",
+  "trust.late-key": () =>
+    "The coordinator has a new key, and the time to follow it is over. Ask for a new link and join with it. Check the " +
+    "date of this device, too.",
   "trust.old-release": ({ number }) =>
     `The offer of release ${number} is older than the newest that this page has followed: somebody may have sent ` +
     "an old message again. Nothing was changed.",

@@ -145,12 +145,18 @@ export const GERMAN_FAULTS: Sentences = {
   "trust.forged-invitation": () =>
     "Die Beschreibung dieser Föderation ist nicht von ihrem Koordinator unterschrieben: Jemand hat sie " +
     "unterwegs verändert.",
+  "trust.forged-key": () =>
+    "Der neue Schlüssel ist nicht von Ihrem Koordinator unterschrieben: Jemand hat ihn unterwegs verändert. Es wurde " +
+    "nichts geändert.",
   "trust.forged-release": ({ number }) =>
     `Fassung ${number} ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde ` +
     "nichts geändert.",
   "trust.forged-work": () =>
     "Die Arbeit ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde " +
     "nichts trainiert.",
+  "trust.late-key": () =>
+    "Der Koordinator hat einen neuen Schlüssel, und die Zeit für den Wechsel ist vorbei. Bitten Sie um einen neuen " +
+    "Link, und treten Sie damit bei. Prüfen Sie auch das Datum dieses Geräts.",
   "trust.old-release": ({ number }) =>
     `Das Angebot der Fassung ${number} ist älter als eines, dem diese Seite schon gefolgt ist: Vielleicht hat jemand eine ` +
     "alte Nachricht noch einmal geschickt. Es wurde nichts geändert.",
