@@ -129,7 +129,7 @@ def _aggregate_by(
             count += 1
             recovered_update = recover_checked(update, model, policy)
             factors.add_factors(*update)
-            factors.counters.add(update[0])
+            factors.note_tensors(update[0])
             yield recovered_update
 
     iterator = recovered()
@@ -141,8 +141,7 @@ def _aggregate_by(
     tensors = {**model.tensors, **factors.counters.values()}
     for name, value in new.items():
         tensors[name] = _checked(name, value, model)
-    kept = {**model.kept, **factors.refitted(tensors, {})}
-    return GlobalModel(tensors, kept, shared=model.shared)
+    return factors.next_model(tensors, {})
 
 
 def _checked(name: str, value: Tensor, model: GlobalModel) -> Tensor:

@@ -11,10 +11,14 @@ from profiles.errors import InputError
 Weights = Literal["samples", "uniform", "softmax"]
 Factors = Literal["afm", "act"]
 Rule = Literal["mean", "trimmed", "median", "krum"]
+ServerOptimizer = Literal["fedavgm", "fedadam", "fedyogi"]
 
 LOWEST_TEMPERATURE = 0.05
 """At this temperature a full model outweighs one of rank ratio 1/2 by e^10. Far below it, float32
 weights of weak devices become 0, and tensors that only they trained are lost."""
+
+SERVER_RATES: dict[ServerOptimizer, float] = {"fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
+"""The defaults of `server_rate`."""
 
 GREATEST_BETA = 10.0
 """Far beyond TDPFed's 1.8. The bound keeps the new model within float32."""
@@ -40,6 +44,14 @@ class AggregationPolicy:
             updates the same weight, and need all updates of a round together: `trimmed` leaves out
             the lowest and highest 30% of the values of each element, `median` takes the middle,
             and `krum` leaves out the updates that are farthest from the others.
+        server_optimizer: Takes the change that the round would make as a gradient and keeps moments
+            from round to round, see `server_optimizers.py`: `fedavgm`, `fedadam` or `fedyogi`. None
+            moves the model by the change itself.
+        server_rate: Its learning rate; None for 1 with `fedavgm` and 0.01 with the others.
+        server_momentum: The decay of the first moment.
+        server_beta2: The decay of the second moment; not used by `fedavgm`.
+        server_tau: Added to the root of the second moment; not used by `fedavgm`. The larger, the
+            less the steps of different elements are alike.
 
     Raises:
         InputError: If a value cannot be used.
@@ -54,19 +66,25 @@ class AggregationPolicy:
     factors: Factors = "afm"
     beta: float = 1.0
     rule: Rule = "mean"
+    server_optimizer: ServerOptimizer | None = None
+    server_rate: float | None = None
+    server_momentum: float = 0.9
+    server_beta2: float = 0.99
+    server_tau: float = 1e-3
 
     def __post_init__(self) -> None:
         for name, choices in (
             ("weights", get_args(Weights)),
             ("factors", get_args(Factors)),
             ("rule", get_args(Rule)),
+            ("server_optimizer", (*get_args(ServerOptimizer), None)),
         ):
             if getattr(self, name) not in choices:
                 raise InputError(
                     "{option} must be one of {choices}; it is {value!r}.",
                     code="aggregate.unknown-choice",
                     option=name,
-                    choices=list(choices),
+                    choices=[choice for choice in choices if choice is not None],
                     value=getattr(self, name),
                 )
         if not _number(self.temperature) >= LOWEST_TEMPERATURE:
@@ -83,6 +101,30 @@ class AggregationPolicy:
                 most=GREATEST_BETA,
                 beta=self.beta,
             )
+
+        for name, least, most in (
+            ("server_rate", 1e-6, 10.0),
+            ("server_momentum", 0.0, 0.999),
+            ("server_beta2", 0.0, 0.9999),
+            ("server_tau", 1e-8, 1.0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= _number(value) <= most:
+                raise InputError(
+                    "{option} must be a number from {least:g} to {most:g}; it is {value!r}.",
+                    code="aggregate.bad-server-option",
+                    option=name,
+                    least=least,
+                    most=most,
+                    value=value,
+                )
+
+    @property
+    def server_step(self) -> float:
+        """The learning rate of the server optimizer."""
+        assert self.server_optimizer is not None
+        default = SERVER_RATES[self.server_optimizer]
+        return default if self.server_rate is None else float(self.server_rate)
 
     def weight(self, samples: int, strength: float) -> float:
         """The weight of an update of `samples` samples, relative to other updates.

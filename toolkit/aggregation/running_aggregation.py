@@ -13,6 +13,7 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.batch_counters import BatchCounters
 from toolkit.aggregation.factor_mean import FactorMean, Table
 from toolkit.aggregation.recover import as_tensors, weight_of
+from toolkit.aggregation.server_optimizers import server_step
 from toolkit.aggregation.update_validation import (
     check_update,
     is_statistic,
@@ -152,8 +153,26 @@ class Aggregation:
         for name in list(self.mean.sums):
             tensors[name] = self._next(name)
         tensors |= self.counters.values()
+        return self.next_model(tensors, moved)
+
+    def next_model(
+        self, tensors: Mapping[str, Tensor], moved: Mapping[str, Mapping[str, Tensor]]
+    ) -> GlobalModel:
+        """The next global model, after a step of the server optimizer if there is one.
+
+        Args:
+            tensors: The aggregated tensors.
+            moved: The kept factors that `tensors` were composed of, by submodel. Other factors are
+                fitted to the new tensors, and all of them after a step of a server optimizer.
+        """
+        moments = self.model.moments
+        if self.policy.server_optimizer is not None:
+            tensors, moments = server_step(self.model, tensors, self.trained, self.policy)
+            moved = {}
+            for name, value in tensors.items():
+                check_finite(name, value)
         kept = {**self.model.kept, **self.refitted(tensors, moved)}
-        return GlobalModel(tensors, kept, shared=self.model.shared)
+        return GlobalModel(tensors, kept, shared=self.model.shared, moments=moments)
 
     def refitted(
         self, tensors: Mapping[str, Tensor], moved: Mapping[str, Mapping[str, Tensor]]

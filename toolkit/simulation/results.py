@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ NEWER_OF_CLIENTS = {
     key: SimulationTable.model_fields[key].default for key in ("away", "day_s", "hostile")
 }
 """The same for the table [simulation]."""
-NEWER_OF_AGGREGATION = {"rule": AggregationPolicy.rule}
+NEWER_OF_AGGREGATION = asdict(AggregationPolicy())
 """The same for the table [aggregation]."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""

@@ -1,7 +1,8 @@
 """The weights of the global model, in memory and as one safetensors file.
 
 The file may also have factors that a family keeps from round to round (`cp`). An average of factors
-is only meaningful if each round starts from the factors of the last round.
+is only meaningful if each round starts from the factors of the last round. It also has the moments
+of a server optimizer.
 
 A tensor with several names, such as the weight of tied layers, is one tensor here, under its first
 name. The file has it under all names, as `load_state_dict` expects. The file's metadata map each
@@ -25,7 +26,7 @@ from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.model_reference import unreadable
 
-KEPT = "kept|"
+KEPT, MOMENT = "kept|", "moment|"
 SHARED = "edgetailor.shared"
 """The metadata under this key map each other name of a tensor to its first name, as JSON."""
 PIECE = 1 << 20
@@ -33,6 +34,8 @@ PIECE = 1 << 20
 
 Kept = Mapping[str, Mapping[str, Tensor]]
 """Factors by family and size (for example `cp:2.0`), then by their names in the bundle."""
+Moments = Mapping[str, Mapping[str, Tensor]]
+"""Moments of a server optimizer, by optimizer and moment (`fedadam.first`), then by tensor."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,10 @@ class GlobalModel:
         kept: Factors that families keep from round to round.
         factorizer: Computes and caches factors for all submodels. It is not saved.
         shared: Maps each other name of a tensor to its first name.
+        moments: The moments of a server optimizer, which it keeps from round to round.
 
     Raises:
-        ModelError: If a tensor has a name that the file reserves for kept factors.
+        ModelError: If a tensor has a name that the file reserves for kept factors or moments.
 
     Examples:
         >>> weights = GlobalModel({"layer.weight": torch.zeros(2, 3)})
@@ -62,6 +66,7 @@ class GlobalModel:
     kept: Kept = field(default_factory=dict)
     factorizer: Factorizer = field(default_factory=Factorizer, compare=False, repr=False)
     shared: Mapping[str, str] = field(default_factory=dict)
+    moments: Moments = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         first = first_names(self.tensors)
@@ -71,14 +76,13 @@ class GlobalModel:
         object.__setattr__(self, "tensors", tensors)
         object.__setattr__(self, "shared", {**self.shared, **others})
         for name in self.tensors:
-            if name.startswith(KEPT):
+            if name.startswith((KEPT, MOMENT)):
                 raise ModelError(
-                    "The tensor {tensor!r} of the model has a name that is reserved for factors "
-                    "in weights files. Rename its module so that it does not begin with "
-                    "{prefix!r}.",
+                    "The tensor {tensor!r} of the model has a name that is reserved in weights "
+                    "files. Rename its module so that it does not begin with {prefix!r}.",
                     code="model.reserved-name",
                     tensor=name,
-                    prefix=KEPT,
+                    prefix=name.partition("|")[0] + "|",
                 )
 
     def save(self) -> bytes:
@@ -86,9 +90,10 @@ class GlobalModel:
         # safetensors refuses tensors that are not contiguous or share memory.
         flat = {name: value.detach().contiguous() for name, value in self.tensors.items()}
         flat |= {name: flat[first].clone() for name, first in self.shared.items()}
-        for key, factors in self.kept.items():
-            for name, value in factors.items():
-                flat[f"{KEPT}{key}|{name}"] = value.detach().contiguous()
+        for prefix, groups in ((KEPT, self.kept), (MOMENT, self.moments)):
+            for key, group in groups.items():
+                for name, value in group.items():
+                    flat[f"{prefix}{key}|{name}"] = value.detach().contiguous()
         # Write one entry: the order of several would differ from file to file.
         names = {SHARED: json.dumps(self.shared, sort_keys=True)} if self.shared else None
         return save(flat, names)
@@ -153,7 +158,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
             reason=str(error),
         ) from None
     tensors: dict[str, Tensor] = {}
-    kept: dict[str, dict[str, Tensor]] = {}
+    groups: dict[str, dict[str, dict[str, Tensor]]] = {KEPT: {}, MOMENT: {}}
     for name, value in flat.items():
         # A single such number would spread to the whole model in a round.
         if value.is_floating_point() and not _all_finite(value):
@@ -163,23 +168,25 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
                 file=origin,
                 tensor=name,
             )
-        if name.startswith(KEPT):
+        prefix = next((own for own in groups if name.startswith(own)), None)
+        if prefix is not None:
             # A tensor name may contain the bar, but a key may not.
-            key, bar, tensor = name.removeprefix(KEPT).partition("|")
+            key, bar, tensor = name.removeprefix(prefix).partition("|")
             if not bar:
                 raise InputError(
-                    "{file}: {tensor!r} is not a valid tensor name. The name of a kept factor has "
-                    "the form {prefix}KEY|TENSOR. Write the file again.",
+                    "{file}: {tensor!r} is not a valid tensor name. The name of a kept factor or "
+                    "moment has the form {prefix}KEY|TENSOR. Write the file again.",
                     code="model.invalid-kept-factor",
                     file=origin,
                     tensor=name,
-                    prefix=KEPT,
+                    prefix=prefix,
                 )
-            kept.setdefault(key, {})[tensor] = value
+            groups[prefix].setdefault(key, {})[tensor] = value
         else:
             tensors[name] = value
     shared = _shared_names(data, origin)
-    return GlobalModel(_first_only(tensors, shared, origin), kept, shared=shared)
+    first = _first_only(tensors, shared, origin)
+    return GlobalModel(first, groups[KEPT], shared=shared, moments=groups[MOMENT])
 
 
 def _shared_names(data: bytes, origin: str) -> dict[str, str]:

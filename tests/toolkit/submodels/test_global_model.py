@@ -22,20 +22,25 @@ from toolkit.submodels.global_model import (
 )
 
 
-@pytest.mark.parametrize("name", ["kept|conv", "kept|cp:2|conv"])
-def test_names_that_are_kept_factors_in_a_file(name: str) -> None:
+@pytest.mark.parametrize("name", ["kept|conv", "kept|cp:2|conv", "moment|conv"])
+def test_names_that_are_reserved_in_a_file(name: str) -> None:
     model = nn.Sequential(OrderedDict([(name, nn.Linear(2, 3))]))
     with refused("model.reserved-name", tensor=f"{name}.weight") as caught:
         from_model(model)
-    assert "'kept|'" in str(caught.value)
+    assert f"'{name.partition('|')[0]}|'" in str(caught.value)
 
 
 def test_names_with_a_bar_elsewhere_are_read_back() -> None:
-    model = GlobalModel({"a|kept|b": torch.ones(2)}, {"cp:2.0": {"a|kept|b#0": torch.zeros(1)}})
+    model = GlobalModel(
+        {"a|kept|b": torch.ones(2)},
+        {"cp:2.0": {"a|kept|b#0": torch.zeros(1)}},
+        moments={"fedavgm.first": {"a|kept|b": torch.zeros(2)}},
+    )
     back = from_bytes(model.save(), "w")
-    assert (back.tensors.keys(), back.kept["cp:2.0"].keys()) == (
+    assert (back.tensors.keys(), back.kept["cp:2.0"].keys(), back.moments) == (
         model.tensors.keys(),
         model.kept["cp:2.0"].keys(),
+        {"fedavgm.first": {"a|kept|b": pytest.approx(torch.zeros(2))}},
     )
 
 
