@@ -48,10 +48,12 @@ class HostileFleet:
                 self._known[spec, seed] = self.train(spec, seed)
         return [self._known[spec, seed] for seed, spec in enumerate(specs)]
 
-    def fold(self, folder: Path, updates: Sequence[Received]) -> RoundAggregation:
+    def fold(
+        self, folder: Path, updates: Sequence[Received], bounded: bool = False
+    ) -> RoundAggregation:
         """The aggregation of `updates` of device-0, device-1, ... to the first model, done.
 
-        It leaves out those that a coordinator would not take.
+        It leaves out those that a coordinator would not take, and limits the others if `bounded`.
         """
         self.federation.load(self.first)
         store, refused = Store(folder), dict[str, str]()
@@ -65,7 +67,7 @@ class HostileFleet:
                     refused[device] = str(error)
                 else:
                     store.add_update(1, device, replace(record, file=entry))
-            done = RoundAggregation(self.federation, store, self.held_out, 1)
+            done = RoundAggregation(self.federation, store, self.held_out, 1, bounded=bounded)
             done.run()
             done.left_out |= refused
         finally:

@@ -42,6 +42,7 @@ from device_agent.formats.update import (
     write_update,
 )
 from device_agent.training.bundle_training import forget
+from toolkit.aggregation.reference import Figures
 from toolkit.aggregation.update_bounds import Scale
 from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -90,6 +91,7 @@ class VectorModel:
     def __init__(self, size: int = SIZE) -> None:
         self.weights = np.zeros(size, np.float32)
         self.folded: list[int] = []
+        self.limits: list[object] = []
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         table = (
@@ -116,14 +118,22 @@ class VectorModel:
         check_record(record, origin)
         check_tensors(arrays, record.tensors, origin)
 
-    def fold_checked(self, updates: Iterable[Update]) -> None:
+    def figures(self, update: Update) -> Figures:
+        record, _ = update
+        return Figures(kind=record.submodel, samples=1, steps=1, changes={}, statistics={})
+
+    def fold_checked(self, updates: Iterable[Update], limits: object = None) -> None:
+        self.limits.append(limits)
         received = [tensors["w"] for _, tensors in updates]
         self.folded.append(len(received))
         with np.errstate(over="ignore"):  # some tests send numbers that are too large on purpose
             self.weights = np.mean(received, axis=0, dtype=np.float32)
 
     def fold_versions(
-        self, updates: Iterable[Update], stale: Iterable[tuple[int, bytes, Iterable[Update]]]
+        self,
+        updates: Iterable[Update],
+        stale: Iterable[tuple[int, bytes, Iterable[Update]]],
+        limits: object = None,
     ) -> None:
         changes = [tensors["w"] - self.weights for _, tensors in updates]
         for staleness, model, group in stale:

@@ -17,9 +17,11 @@ from profiles.progress import Report, silent
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.recover import Received as Received
 from toolkit.aggregation.recover import RecoveredUpdate, recover_checked
+from toolkit.aggregation.reference import RoundLimits
 from toolkit.aggregation.rule_aggregation import new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
 from toolkit.aggregation.running_aggregation import no_update
+from toolkit.aggregation.update_limits import within_limits
 from toolkit.aggregation.update_validation import check_update
 from toolkit.submodels.global_model import GlobalModel
 
@@ -36,6 +38,7 @@ def aggregate(
     policy: AggregationPolicy = AggregationPolicy(),  # noqa: B008  frozen
     strategy: Strategy | None = None,
     *,
+    limits: RoundLimits | None = None,
     progress: Report = silent,
 ) -> GlobalModel:
     """Aggregate updates into the next global model.
@@ -60,6 +63,7 @@ def aggregate(
             how far the model moves.
         strategy: Replaces the weighted mean. The strategy gets every update recovered to full
             shapes, and returns new tensors. Default: the weighted mean.
+        limits: Limits each update before it is aggregated. Default: no limits.
         progress: Called with the name of each stage when it begins.
 
     Returns:
@@ -77,9 +81,10 @@ def aggregate(
         ...
         profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
-    return aggregate_checked(
-        model, _checked_updates(updates, model, progress), policy, strategy, progress=progress
-    )
+    checked = _checked_updates(updates, model, progress)
+    if limits is not None:
+        checked = within_limits(checked, limits, model, policy)
+    return aggregate_checked(model, checked, policy, strategy, progress=progress)
 
 
 def aggregate_checked(

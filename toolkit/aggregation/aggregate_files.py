@@ -1,26 +1,35 @@
 """Aggregates update folders into a weights file, for rounds without a coordinator."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
+from device_agent.formats.protocol.fleet import Limited
 from device_agent.formats.update import RECORD, UpdateRecord, read_update
 from profiles.errors import InputError, UpdateError
 from profiles.progress import Report, silent
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.reference import Reference, RoundLimits
+from toolkit.aggregation.update_limits import figures
+from toolkit.aggregation.update_validation import check_update
 from toolkit.submodels import global_model
+from toolkit.submodels.global_model import GlobalModel
 
 AGGREGATION_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The result of `aggregate_files`: the records of the updates, and the new weights file."""
+    """The result of `aggregate_files`: the records of the updates, and the new weights file.
+
+    `limited` has for each update what was limited of it; None if it was within the limits.
+    """
 
     records: tuple[UpdateRecord, ...]
     out: Path
+    limited: tuple[Limited | None, ...]
 
 
 def aggregate_files(
@@ -42,7 +51,7 @@ def aggregate_files(
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The records of the updates, and `out`.
+        The records of the updates, `out`, and what was limited of each update.
 
     Raises:
         UpdateError: If an update was trained from other weights. `out` is then unchanged.
@@ -86,10 +95,19 @@ def aggregate_files(
             yield record, tensors
             del tensors  # freed before the next update is read
 
-    new = aggregate(model, received(), policy or AggregationPolicy(), progress=progress)
+    policy = policy or AggregationPolicy()
+    limits = None
+    if policy.bounds:
+        progress("measuring the updates")
+        own = [figures(update, model, policy) for update in _checked(received(), model)]
+        limits = RoundLimits(Reference().completed(own))
+        records.clear()
+        seen.clear()
+    new = aggregate(model, received(), policy, limits=limits, progress=progress)
     progress(f"writing {out}")
     write_file(out, new.save())
-    return Aggregated(tuple(records), out)
+    limited = [None] * len(records) if limits is None else limits.limited
+    return Aggregated(tuple(records), out, tuple(limited))
 
 
 def as_json(aggregated: Aggregated) -> dict[str, object]:
@@ -97,5 +115,19 @@ def as_json(aggregated: Aggregated) -> dict[str, object]:
     return {
         "version": AGGREGATION_VERSION,
         "out": str(aggregated.out),
-        "updates": [{"submodel": r.submodel, "samples": r.samples} for r in aggregated.records],
+        "updates": [
+            {
+                "submodel": record.submodel,
+                "samples": record.samples,
+                "limited": None if limited is None else asdict(limited),
+            }
+            for record, limited in zip(aggregated.records, aggregated.limited, strict=True)
+        ],
     }
+
+
+def _checked(updates: Iterator[Received], model: GlobalModel) -> Iterator[Received]:
+    for update in updates:
+        check_update(*update, model.tensors)
+        yield update
+        del update  # otherwise two updates are in memory while the next one is read

@@ -52,6 +52,8 @@ class AggregationPolicy:
         server_beta2: The decay of the second moment; not used by `fedavgm`.
         server_tau: Added to the root of the second moment; not used by `fedavgm`. The larger, the
             less the steps of different elements are alike.
+        bounds: Whether `serve` and `aggregate_files` limit each update by what the
+            others are usually like; see `update_limits.py`.
 
     Raises:
         InputError: If a value cannot be used.
@@ -71,6 +73,7 @@ class AggregationPolicy:
     server_momentum: float = 0.9
     server_beta2: float = 0.99
     server_tau: float = 1e-3
+    bounds: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in (

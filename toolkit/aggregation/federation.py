@@ -26,10 +26,12 @@ from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.reference import Figures, RoundLimits
 from toolkit.aggregation.rule_aggregation import RuleAggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
 from toolkit.aggregation.update_bounds import Scale
+from toolkit.aggregation.update_limits import figures, within_limits
 from toolkit.aggregation.update_scales import scales
 from toolkit.aggregation.update_validation import check_update, is_variance
 from toolkit.evaluation_sums import Evaluation
@@ -148,15 +150,25 @@ class Federation:
         """
         self._follow(aggregate(self.model, updates, self.policy, self.strategy))
 
-    def fold_checked(self, updates: Iterable[Received]) -> None:
-        """Do the same as `fold`, but without the checks: `check` has accepted `updates`."""
+    def fold_checked(self, updates: Iterable[Received], limits: RoundLimits | None = None) -> None:
+        """Do the same as `fold`, but without the checks: `check` has accepted `updates`.
+
+        If `limits` are given, each update is limited before it is aggregated.
+        """
+        updates = _limited(updates, limits, self.model, self.policy)
         self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
 
-    def fold_stale(self, updates: Iterable[Received], stale: Iterable[StaleUpdates]) -> None:
+    def fold_stale(
+        self,
+        updates: Iterable[Received],
+        stale: Iterable[StaleUpdates],
+        limits: RoundLimits | None = None,
+    ) -> None:
         """Aggregate `updates` of this model and those of earlier versions; all are checked.
 
         `stale` has one entry for each earlier version. Its weights follow from its staleness; see
-        `stale_updates.py`. Call `keep_factors` before the first bundles are made.
+        `stale_updates.py`. Call `keep_factors` before the first bundles are made. If `limits` are
+        given, each update is limited first.
 
         Raises:
             UpdateError: There is no update; the model then stays unchanged.
@@ -170,24 +182,26 @@ class Federation:
                 options=["strategy", "stale"],
             )
         aggregation = Aggregation(self.model, self.policy)
-        for record, arrays in updates:
+        for record, arrays in _limited(updates, limits, self.model, self.policy):
             aggregation.add_checked(record, arrays)
             del arrays  # otherwise two updates are in memory while the next one is read
         for version in stale:
-            add_stale(aggregation, version)
+            own = _limited(version.updates, limits, version.model, self.policy)
+            add_stale(aggregation, version._replace(updates=own))
         self.take_stale(aggregation)
 
     def fold_versions(
         self,
         updates: Iterable[Received],
         stale: Iterable[tuple[int, bytes, Iterable[Received]]],
+        limits: RoundLimits | None = None,
     ) -> None:
         """Do the same as `fold_stale`, with saved models; `stale` has (staleness, model, updates).
 
         Raises UpdateError if there is no update; the model then stays unchanged.
         """
         versions = (StaleUpdates(tau, self.saved(data), group) for tau, data, group in stale)
-        self.fold_stale(updates, versions)
+        self.fold_stale(updates, versions, limits)
 
     def keep_factors(self, specs: Iterable[str]) -> None:
         """Keep factors for each submodel in `specs` whose family averages factors.
@@ -323,6 +337,10 @@ class Federation:
         """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
         return scales(update, self.model)
 
+    def figures(self, update: Received) -> Figures:
+        """The figures of a checked update before its limits, which a first round's limits need."""
+        return figures(update, self.model, self.policy)
+
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
         """Raise UpdateError if a training step on samples gives a number that is not finite.
 
@@ -353,6 +371,15 @@ class Federation:
         """Read a saved global model. Raises InputError if it belongs to another model."""
         origin = "The saved global model"
         return global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
+
+
+def _limited(
+    updates: Iterable[Received],
+    limits: RoundLimits | None,
+    model: GlobalModel,
+    policy: AggregationPolicy,
+) -> Iterable[Received]:
+    return updates if limits is None else within_limits(updates, limits, model, policy)
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:

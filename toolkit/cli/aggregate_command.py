@@ -47,6 +47,7 @@ class AggregateOptions:
         "How updates are combined: the weighted mean, or a rule against hostile devices.",
         default=AggregationPolicy.rule,
     )
+    no_bounds: bool = option("Do not limit updates that differ much from the others.")
     force: bool = option("Replace the file if it exists.")
     as_json: bool = option(JSON_HELP, "--json")
 
@@ -68,7 +69,12 @@ def aggregate(options: AggregateOptions) -> None:
             "Give at least one UPDATE: a folder that `edgetailor-agent train` wrote."
         )
     policy = AggregationPolicy(
-        options.weights, options.temperature, options.factors, options.beta, options.rule
+        options.weights,
+        options.temperature,
+        options.factors,
+        options.beta,
+        options.rule,
+        bounds=not options.no_bounds,
     )
     check_file_place(options.out, options.force)
     check_order(options.global_file, options.updates)
@@ -96,6 +102,9 @@ def aggregate(options: AggregateOptions) -> None:
         rows.add_row(record.submodel, samples, steps, record.losses(3))
     console = Console(highlight=False, soft_wrap=True)
     console.print(rows)
+    for number, limited in enumerate(aggregated.limited, 1):
+        if limited is not None:
+            console.print(f"update {number} was limited: {limited.text()}", markup=False)
     console.print(f"global model: {aggregated.out}", markup=False)
 
 

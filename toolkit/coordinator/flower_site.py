@@ -25,8 +25,10 @@ from profiles.json_decoding import MalformedError, decode_json
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
+from toolkit.aggregation.reference import Figures, RoundLimits
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_bounds import Scale
+from toolkit.aggregation.update_limits import within_limits
 from toolkit.evaluation_sums import Evaluation
 from toolkit.submodels.global_model import from_bytes
 
@@ -146,10 +148,11 @@ class SiteModel:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error."""
         self._federation.check(update, origin)
 
-    def fold_checked(self, updates: Iterable[Received]) -> None:
-        """Aggregate `updates`, which `check` has accepted."""
-        aggregation = Aggregation(self._federation.model, self._federation.policy)
-        for update in updates:
+    def fold_checked(self, updates: Iterable[Received], limits: RoundLimits | None = None) -> None:
+        """Aggregate `updates`, which `check` has accepted, each within `limits`."""
+        model, policy = self._federation.model, self._federation.policy
+        aggregation = Aggregation(model, policy)
+        for update in updates if limits is None else within_limits(updates, limits, model, policy):
             aggregation.add_checked(*update)
         self._files = encode_partial(aggregation)
         self._federation.take(aggregation)
@@ -161,6 +164,10 @@ class SiteModel:
     def scales(self, update: Received) -> Mapping[str, Scale]:
         """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
         return self._federation.scales(update)
+
+    def figures(self, update: Received) -> Figures:
+        """The figures of an update before its limits; `check` has accepted the update."""
+        return self._federation.figures(update)
 
     def check_weights(self) -> None:
         """Raise UpdateError if a weight of the model is not finite."""

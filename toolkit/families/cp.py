@@ -160,6 +160,7 @@ class CP(Family):
 
     form = forms.CP
     averages_factors = True
+    trains_personal_model = True
 
     def split(self, request: SplitRequest) -> Submodel:
         """See Family."""

@@ -25,6 +25,7 @@ class PFedMe(Family):
     """The family `pfedme`; see the module."""
 
     form = forms.PFEDME
+    trains_personal_model = True
 
     def split(self, request: SplitRequest) -> Submodel:
         """See Family."""

@@ -26,6 +26,9 @@ class Family(ABC):
     """The specs that it accepts."""
     averages_factors = False
     """Whether the server averages the factors of equal specs before it recovers them."""
+    trains_personal_model = False
+    """Whether devices train a personal model and move the tensors that they send towards it. These
+    tensors change less than those that devices train themselves."""
 
     @abstractmethod
     def split(self, request: SplitRequest) -> Submodel:

@@ -151,6 +151,34 @@ class HeldOutFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limited:
+    """What the coordinator limited of an update, because it exceeds what updates are usually like.
+
+    `tensors` is how many tensors were limited. The change of `tensor` exceeded its limit most, by
+    the factor `times`. `samples` were claimed, of which `counted` count; both are None if all do.
+    """
+
+    times: float = 1.0
+    tensor: str = ""
+    tensors: int = 0
+    samples: int | None = None
+    counted: int | None = None
+
+    def text(self) -> str:
+        """What was limited, for people."""
+        parts = []
+        if self.tensors:
+            more = f", and {counted(self.tensors - 1, 'further tensor')} too"
+            parts.append(
+                f"its change of {self.tensor!r} was {self.times:.3g} times the limit"
+                + (more if self.tensors > 1 else "")
+            )
+        if self.samples is not None:
+            parts.append(f"of its {self.samples:,} samples {self.counted:,} count")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundResult:
     """The quality of the global model after `round` (0: before training).
 
@@ -158,7 +186,8 @@ class RoundResult:
     regression, and both are None without such data. `held_out` has further figures on these data,
     if there are any. `devices` is the judgement of the devices that
     received this model; None before they have answered, and if they are not asked. `left_out`
-    states why the updates of some devices were not used, by device. If the round selected its
+    states why the updates of some devices were not used, by device, and `limited` what was limited
+    of others. If the round selected its
     devices, `asked` is their number. `changes` are the settings that changed before this round,
     like "training.epochs: 1 -> 2".
     """
@@ -168,6 +197,7 @@ class RoundResult:
     loss: float | None
     updates: int
     left_out: dict[str, str] = field(default_factory=dict)
+    limited: dict[str, Limited] = field(default_factory=dict)
     devices: FederatedEvaluation | None = None
     held_out: HeldOutFigures | None = None
     asked: int | None = None

@@ -58,6 +58,7 @@ def test_aggregate(round_: Path) -> None:
     assert stages(done) == [
         "loading PyTorch",
         "reading global.safetensors",
+        "measuring the updates",
         "adding update 1: slice:classifier",
         "adding update 2: cp:2.0",
         "computing the new model",
@@ -96,7 +97,7 @@ def test_aggregate_as_json_and_by_force(round_: Path) -> None:
     assert json.loads(done.stdout) == {
         "version": 1,
         "out": "new",
-        "updates": [{"submodel": "slice:classifier", "samples": 21}],
+        "updates": [{"submodel": "slice:classifier", "samples": 21, "limited": None}],
     }
     assert (round_ / "new").read_bytes() != b"old"
 
@@ -107,13 +108,35 @@ def test_aggregate_by_another_rule(round_: Path) -> None:
     retensor(round_ / "more", lambda tensors: tensors.update({n: -a for n, a in tensors.items()}))
     edit(round_ / "more", samples=10**6)
     command = ("aggregate", "global.safetensors", "one", "more", "--out", "new", "--rule", "median")
-    assert edgetailor(*command, cwd=round_).code == 0
+    assert edgetailor(*command, "--no-bounds", cwd=round_).code == 0
     one, more = (load_file(round_ / name / TENSORS) for name in ("one", "more"))
     after = load_file(round_ / "new")
     trained = one.keys() & after.keys()
     assert trained
     for name in trained:
         np.testing.assert_allclose(after[name], (one[name] + more[name]) / 2, atol=1e-6)
+
+
+def test_an_update_that_differs_much_is_limited_unless_told_otherwise(round_: Path) -> None:
+    """One of two equal updates claims 50 times the samples."""
+    shutil.copytree(round_ / "one", round_ / "far")
+    retensor(round_ / "far", lambda t: t.update({n: a + np.float32(10) for n, a in t.items()}))
+    edit(round_ / "far", samples=21 * 50)
+    command = ("aggregate", "global.safetensors", "one", "far", "--out", "new", "--force")
+    done = edgetailor(*command, cwd=round_)
+    (line,) = [line for line in done.stdout.splitlines() if "limited" in line]
+    assert re.fullmatch(
+        r"update 2 was limited: its change of 'classifier.\w+' was \d+(\.\d+)? times the limit, "
+        r"and 1 further tensor too; of its 1,050 samples 63 count",
+        line,
+    )
+    limited = load_file(round_ / "new")
+    assert "limited" not in edgetailor(*command, "--no-bounds", cwd=round_).stdout
+    free, first = load_file(round_ / "new"), load_file(round_ / "global.safetensors")
+    moved = [
+        np.abs(m["classifier.weight"] - first["classifier.weight"]).mean() for m in (limited, free)
+    ]
+    assert moved[0] < moved[1] / 2
 
 
 def flip_a_bit(path: Path) -> None:

@@ -47,9 +47,9 @@ class SlowModel(VectorModel):
             self.step = ""
             self.blocked()
 
-    def fold_checked(self, updates: Iterator[Update]) -> None:  # type: ignore[override]
+    def fold_checked(self, updates: Iterator[Update], limits: object = None) -> None:  # type: ignore[override]
         self._reach("fold")
-        super().fold_checked(updates)
+        super().fold_checked(updates, limits)
 
     def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
         self._reach("evaluate")

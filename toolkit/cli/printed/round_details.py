@@ -15,7 +15,7 @@ from device_agent.formats.protocol.fleet import (
 )
 from profiles.text_formatting import counted
 from toolkit.cli.printed.evaluation_table import NAME, clipped, show_classes_compared
-from toolkit.terminal_output import print_table, table
+from toolkit.terminal_output import filled, print_table, table
 
 if TYPE_CHECKING:
     from toolkit.coordinator.storage.judging_devices import JudgingDevice
@@ -28,6 +28,8 @@ DEVICES = 20
 def show_round(saved: "SavedRound", devices: Sequence["JudgingDevice"]) -> None:
     """Print the figures of a round: in all, by class, by kind and by device."""
     click.echo(round_line(saved))
+    for device, limited in list(saved.limited.items())[:DEVICES]:
+        click.echo(filled(f"limited {device}: {limited.text()}", 80, "  "))
     by_class = classes_of(saved)
     if by_class:
         click.echo()

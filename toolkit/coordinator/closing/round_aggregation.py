@@ -10,10 +10,12 @@ import numpy as np
 from msgspec.structs import replace
 from safetensors import SafetensorError
 
+from device_agent.formats.protocol.fleet import Limited
 from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
+from toolkit.aggregation.reference import Figures, RoundLimits
 from toolkit.aggregation.update_bounds import (
     LIMIT,
     SUSPICIOUS,
@@ -50,8 +52,11 @@ class Model(Protocol):
     def scales(self, update: Update) -> Scales:
         """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
 
-    def fold_checked(self, updates: Iterable[Update]) -> None:
-        """Aggregate updates, which `check` has accepted, into the global model."""
+    def figures(self, update: Update) -> Figures:
+        """The figures of `update` before its limits; `check` has accepted the update."""
+
+    def fold_checked(self, updates: Iterable[Update], limits: RoundLimits | None = None) -> None:
+        """Aggregate updates, which `check` has accepted, each within `limits`."""
 
     def evaluation(self, x: np.ndarray, y: np.ndarray) -> "Evaluation":
         """How good the global model is on samples."""
@@ -77,11 +82,15 @@ class VersionedModel(Model, Protocol):
     """A global model for asynchronous rounds. `Federation` implements it."""
 
     def fold_versions(
-        self, updates: Iterable[Update], stale: Iterable[tuple[int, bytes, Iterable[Update]]]
+        self,
+        updates: Iterable[Update],
+        stale: Iterable[tuple[int, bytes, Iterable[Update]]],
+        limits: RoundLimits | None = None,
     ) -> None:
         """Aggregate checked updates of this model and of earlier versions into the global model.
 
-        `stale` has for each version its staleness, the saved state, and the updates.
+        `stale` has for each version its staleness, the saved state, and the updates. Each update is
+        limited by `limits`.
         """
 
 
@@ -90,10 +99,13 @@ class RoundAggregation:
 
     An update is left out if it is damaged or far beyond its bounds. An update is also left out if
     the aggregated model cannot predict or train with this update. If every update is left out, the
-    model stays as it was.
+    model stays as it was. If `bounded`, the other updates are limited; see
+    `toolkit/aggregation/update_limits.py`.
 
     Attributes:
         left_out: Maps a device to the reason why its update was left out.
+        limited: Maps a device to what was limited of its update.
+        reference: The reference for the limits of the next round; None without limits.
         excess: Maps a device to how far its update exceeds the numbers that it is compared with.
         staleness: In asynchronous rounds, maps a device to the staleness of its update.
         quality: The quality of the new model on `held_out`; None without samples. Then a model is
@@ -107,7 +119,11 @@ class RoundAggregation:
         held_out: Samples | None,
         round_: int,
         asynchronous: bool = False,
+        bounded: bool = False,
     ) -> None:
+        self.limited: dict[str, Limited] = {}
+        self.reference = store.reference() if bounded else None
+        self._limits: RoundLimits | None = None
         self.left_out: dict[str, str] = {}
         self.excess: dict[str, Excess] = {}
         self.quality: Evaluation | None = None
@@ -127,6 +143,8 @@ class RoundAggregation:
             self._fold(devices)
         except EdgeTailorError:
             self._fold_sound([device for device in devices if device not in self.left_out])
+        if self._limits is not None:
+            self.reference = self._limits.reference.after(self._limits.figures)
         return len(devices) - len(self.left_out)
 
     @property
@@ -141,10 +159,12 @@ class RoundAggregation:
     def _bound(self, devices: Sequence[str]) -> None:
         """Leave out updates that are far beyond their bounds."""
         scales: dict[str, Scales] = {}
-        samples = []
+        samples, unknown = [], {}
         for device, update in self._updates(set(devices)):
             scales[device] = self._model.scales(update)
             samples.append(update[0].samples)
+            if self._is_unknown(device, update[0].submodel):
+                unknown[device] = self._model.figures(update)
             del update  # otherwise two updates are in memory while the next one is read
         self.excess = excesses(scales)
         for device, excess in self.excess.items():
@@ -153,6 +173,15 @@ class RoundAggregation:
                 self.left_out[device] = f"{excess}. The limit is {limit:g} times that number."
         if samples:
             self._most_samples = most_samples(samples)
+        if self.reference is not None:
+            inside = [own for device, own in unknown.items() if device not in self.left_out]
+            self.reference = self.reference.completed(inside)
+
+    def _is_unknown(self, device: str, submodel: str) -> bool:
+        """Whether the limits of an update need the figures of this round's updates."""
+        if self.reference is None or self.staleness.get(device):
+            return False
+        return submodel not in self.reference.kinds
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
         """Fold those updates of `devices` that leave the model usable.
@@ -223,19 +252,30 @@ class RoundAggregation:
             self._model.check_training(*self._held_out)
 
     def _fold_usable(self, devices: Set[str]) -> None:
+        """Fold the updates of `devices`, and note what was limited."""
+        limits = None if self.reference is None else RoundLimits(self.reference)
+        folded = self._fold_within(devices, limits)
+        if limits is not None:
+            self._limits, pairs = limits, zip(folded, limits.limited, strict=False)
+            self.limited = {device: limited for device, limited in pairs if limited is not None}
+
+    def _fold_within(self, devices: Set[str], limits: RoundLimits | None) -> list[str]:
+        """Fold the updates of `devices`. Returns the devices in the order of their updates."""
+        order: list[str] = []
         stale = sorted({tau for device in devices if (tau := self.staleness.get(device, 0))})
         if not stale:
-            self._model.fold_checked(self._weighable_updates(devices))
-            return
+            self._model.fold_checked(self._weighable_updates(devices, order), limits)
+            return order
 
         def of(staleness: int) -> Iterator[Update]:
             same = {device for device in devices if self.staleness[device] == staleness}
-            return self._weighable_updates(same)
+            return self._weighable_updates(same, order)
 
         assert isinstance(self._model, VersionedModel)  # the file refuses a site
         # One model at a time is in memory.
         versions = ((tau, self._saved(tau), of(tau)) for tau in stale)
-        self._model.fold_versions(of(0), versions)
+        self._model.fold_versions(of(0), versions, limits)
+        return order
 
     def _saved(self, staleness: int) -> bytes:
         data = self._store.blobs.read(self._models[staleness])
@@ -256,9 +296,16 @@ class RoundAggregation:
                 self.staleness[device] = ages[base]
                 self._models[ages[base]] = base
 
-    def _weighable_updates(self, devices: Set[str]) -> Iterator[Update]:
-        """Yield the updates of `devices`. Limits the number of samples that each counts."""
-        for _, (record, arrays) in self._updates(devices):
+    def _weighable_updates(self, devices: Set[str], order: list[str]) -> Iterator[Update]:
+        """Yield the updates of `devices`, and add their devices to `order`.
+
+        Limits the number of samples that each counts.
+        """
+        for device, (record, arrays) in self._updates(devices):
+            order.append(device)
+            if self.reference is not None:  # whose cap is lower, and is told
+                yield record, arrays
+                continue
             yield replace(record, samples=min(record.samples, self._most_samples)), arrays
             del arrays  # otherwise two updates are in memory while the next one is read
 

@@ -10,12 +10,14 @@ from device_agent.formats.atomic_files import shown
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import (
     FederatedEvaluation,
+    Limited,
     Preparation,
     RoundResult,
     further_text,
 )
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
+from toolkit.aggregation.reference import Reference
 from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
@@ -29,6 +31,7 @@ from toolkit.coordinator.releases.automatic_release import MakeRelease, release_
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.early_stopping import ends_early, note_early_end
 from toolkit.coordinator.rounds.falling_quality import falling
+from toolkit.coordinator.rounds.limited_devices import limits_text
 from toolkit.coordinator.rounds.round_state import Goal
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle
@@ -226,7 +229,7 @@ class RoundWorker:
             self._log_end()
         else:
             self._check_initial()
-            self._keep(self._result(0, 0, {}))
+            self._keep(self._result(0, 0, {}, {}))
 
     def _prepared(self) -> bool:
         """Whether every bundle of the next round is made."""
@@ -346,7 +349,8 @@ class RoundWorker:
         received = counts_of_updates(coordinator, round_)
         is_async = coordinator.rounds.max_staleness is not None
         store = coordinator.store
-        folding = RoundAggregation(self._model, store, self._held_out, round_, is_async)
+        bounded = coordinator.config.aggregation.bounds
+        folding = RoundAggregation(self._model, store, self._held_out, round_, is_async, bounded)
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
@@ -361,7 +365,7 @@ class RoundWorker:
         # In asynchronous rounds, some devices have received an earlier model.
         of_newest = [c for d, c in trusted.items() if not folding.staleness.get(d)]
         figure = federated_evaluation(round_, of_newest)
-        result = self._result(round_, updates, folding.left_out)
+        result = self._result(round_, updates, folding.left_out, folding.limited)
         stops = ends_early(coordinator.store, coordinator.config, result, figure)
         if coordinator.rounds.is_last(round_) or stops:
             coordinator.store.final_evaluation.begin(sorted(trusted))
@@ -369,7 +373,7 @@ class RoundWorker:
             note_early_end(coordinator.store, coordinator.config, round_)
         if is_async:
             coordinator.keep_flights()
-        self._keep(result, figure, _staleness(folding))
+        self._keep(result, figure, _staleness(folding), folding.reference)
         coordinator.folded(trusted, stops)
         if coordinator.rounds.over:
             coordinator.notify("rounds-ended", "All rounds are done.")
@@ -402,7 +406,13 @@ class RoundWorker:
                 loss=loss,
             )
 
-    def _result(self, round_: int, updates: int, left_out: Mapping[str, str]) -> RoundResult:
+    def _result(
+        self,
+        round_: int,
+        updates: int,
+        left_out: Mapping[str, str],
+        limited: Mapping[str, Limited],
+    ) -> RoundResult:
         """The result of `round_`, with the quality of its model."""
         quality, rounds = self._quality, self._coordinator.rounds
         return RoundResult(
@@ -411,26 +421,34 @@ class RoundWorker:
             loss=None if quality is None else quality.loss,
             updates=updates,
             left_out=dict(left_out),
+            limited=dict(limited),
             held_out=None if quality is None else quality.figures,
             asked=None if rounds.goal is None else rounds.asked,
         )
 
     def _keep(
-        self, result: RoundResult, received: FederatedEvaluation | None = None, about: str = ""
+        self,
+        result: RoundResult,
+        received: FederatedEvaluation | None = None,
+        about: str = "",
+        reference: Reference | None = None,
     ) -> None:
         """Save and publish the global model with its `result`, and log it with `about` its updates.
 
-        `received` is how the devices judge the model that they received in this round.
+        `received` is how the devices judge the model that they received in this round. `reference`
+        is for the limits of the next round.
         """
         data = self._model.save()
         store = self._coordinator.store
-        self._when_room(partial(store.add_result, result, data, received))
+        self._when_room(partial(store.add_result, result, data, received, reference))
         self._when_room(partial(self._publish, data))
         which = round_of(result.round, self._coordinator.rounds.total).capitalize()
         source = counted(result.updates, "update")
         quality = f"{result.quality()}{further_text(result.held_out)}"
         text = f"{which}: {quality}, from {source}{about}"
         logger.info(text)
+        if (limits := limits_text(result)) is not None:
+            logger.warning("%s: %s.", which, limits)
         if received is not None:
             logger.info("%s: received model: %s", which, received.text())
         if result.round:
@@ -441,6 +459,7 @@ class RoundWorker:
                 loss=result.loss,
                 updates=result.updates,
                 left_out=result.left_out,
+                limited={device: own.text() for device, own in result.limited.items()},
             )
         history = store.history()
         if (warning := falling(history)) is not None:

@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.database import content_digest
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -29,9 +29,13 @@ HISTORY_10 = """CREATE TABLE history (
     -- JSON: further figures on held-out samples, such as those of each class
     held_out TEXT)"""
 """The table `history` in versions 8 to 10."""
-HISTORY = f"""{HISTORY_10.removesuffix(")")},
+HISTORY_11 = f"""{HISTORY_10.removesuffix(")")},
     -- how many devices were selected, NULL if the round asked all
     asked INTEGER)"""
+"""The table `history` in version 11."""
+HISTORY = f"""{HISTORY_11.removesuffix(")")},
+    -- JSON: what was limited of an update, by device; NULL if nothing
+    limited TEXT)"""
 HISTORY_7 = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL,
     loss REAL,  -- on held-out samples; NULL without them
@@ -153,9 +157,9 @@ def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> Non
     """Make all tables in one transaction: a process that is killed here leaves none or all."""
     added = [statement for since, all_ in ADDED.items() if since <= version for statement in all_]
     wanted = TABLES + "".join(f"{statement};\n" for statement in added)
-    if version < 11:
-        earlier = {6: HISTORY_6, 7: HISTORY_7}.get(max(version, 6), f"{HISTORY_10};")
-        wanted = wanted.replace(f"{HISTORY};", earlier)
+    if version < SCHEMA_VERSION:
+        earlier = {6: HISTORY_6, 7: HISTORY_7, 11: f"{HISTORY_11};"}
+        wanted = wanted.replace(f"{HISTORY};", earlier.get(max(version, 6), f"{HISTORY_10};"))
     if version < 6:
         wanted = wanted.replace(UPDATES, UPDATES_5)
     tables = sqlite3.connect(":memory:")

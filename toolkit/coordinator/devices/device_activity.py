@@ -49,11 +49,13 @@ class DeviceActivity:
         last: Sequence[RoundResult],
         report: ReleaseReport | None = None,
         offered: int | None = None,
+        limited: str | None = None,
     ) -> DeviceStatus:
         """The status of `device`, which trains `submodel`, at the time `now`.
 
         `last` holds the result of the last round, if there is one. `report` is the device's last
-        report about a release, and `offered` the number of the newest release.
+        report about a release, and `offered` the number of the newest release. `limited` says how
+        its updates were limited.
         """
         unused = next((_left_out(device.id, result) for result in last), None)
         return DeviceStatus(
@@ -69,6 +71,7 @@ class DeviceActivity:
             note=self.note
             or self.missed
             or unused
+            or limited
             or device.trouble
             or self.inputs
             or (None if report is None or report.number != offered else refusal(report)),

@@ -16,6 +16,7 @@ from toolkit.coordinator.operation.messages import (
     Sort,
     TrainedRound,
 )
+from toolkit.coordinator.rounds.limited_devices import limited_note, times_limited
 
 MOST_SHOWN = 20
 """How many of the newest updates and audit entries of a device are shown."""
@@ -27,7 +28,8 @@ class DeviceList(FederationState):
     def device_statuses(self, devices: Sequence[Device]) -> list[DeviceStatus]:
         """The status of each of these devices."""
         trained, now = self.store.rounds_trained([d.id for d in devices]), self.clock()
-        last = self.store.history()[-1:]
+        history = self.store.history()
+        last, times = history[-1:], times_limited(history)
         newest = self.released.newest
         offered = None if newest is None else newest.number
         with self.lock:
@@ -40,6 +42,7 @@ class DeviceList(FederationState):
                     last,
                     self.store.release_reports.of(d.id),
                     offered,
+                    limited_note(d.id, history, times, trained.get(d.id, 0)),
                 )
                 for d in devices
             ]

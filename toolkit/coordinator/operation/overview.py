@@ -6,6 +6,7 @@ from toolkit.coordinator.operation.device_list import DeviceList
 from toolkit.coordinator.operation.messages import Overview, RoundQuality
 from toolkit.coordinator.rounds.compared_rounds import best_of, compared
 from toolkit.coordinator.rounds.falling_quality import falling
+from toolkit.coordinator.rounds.limited_devices import limits_warning, times_limited
 
 MOST_MISSING = 20
 """How many of the missing devices are named."""
@@ -18,6 +19,9 @@ class Overviews(DeviceList):
         """Sentences for the operator, for example that the model gets worse."""
         history = self.store.history()
         warnings = [warning for warning in [falling(history)] if warning is not None]
+        times = times_limited(history)
+        if times and (text := limits_warning(times, self.store.rounds_trained([*times]))):
+            warnings.append(text)
         if (pause := self.store.operator_log.pause_reason) is not None:
             warnings.append(f"No round opens: paused by the operator: {pause}")
         return warnings + self.store.suspicions.spoilt(history[-1].round if history else 0)

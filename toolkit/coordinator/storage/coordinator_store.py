@@ -16,11 +16,17 @@ import msgspec
 
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FileEntry, encode
-from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, RoundResult
+from device_agent.formats.protocol.fleet import (
+    FederatedEvaluation,
+    HeldOutFigures,
+    Limited,
+    RoundResult,
+)
 from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
 from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
+from toolkit.aggregation.reference import Reference
 from toolkit.coordinator.database import final_evaluation, open_round, schema
 from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.database.device_registry import Registry
@@ -47,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 Bundle = dict[str, FileEntry]
 INCOMING = "incoming"
+REFERENCE = "reference"
+"""The key in the table `meta` of what earlier updates were like."""
 FLIGHTS = "flights"
 """The key in the table `meta` of the devices that train earlier rounds."""
 REFERENCED = """
@@ -319,11 +327,16 @@ class Store:
             ).fetchall()
 
     def add_result(
-        self, result: RoundResult, model: bytes, received: FederatedEvaluation | None = None
+        self,
+        result: RoundResult,
+        model: bytes,
+        received: FederatedEvaluation | None = None,
+        reference: Reference | None = None,
     ) -> None:
         """Keep the global model after a round, with its quality.
 
-        `received` is how the devices judge the model that they received in this round.
+        `received` is how the devices judge the model that they received in this round. `reference`
+        is the one for the limits of the next round; None keeps the earlier one.
         """
         with self._unnamed() as put:
             entry = put(model)
@@ -335,8 +348,8 @@ class Store:
                 ).fetchone()
                 db.execute(
                     "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, size, "
-                    "left_out, started_from, held_out, asked) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "left_out, started_from, held_out, asked, limited) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         result.round,
                         result.accuracy,
@@ -348,8 +361,14 @@ class Store:
                         before and before[0],
                         figures_text(result.held_out),
                         result.asked,
+                        limited_text(result.limited),
                     ),
                 )
+                if reference is not None:
+                    db.execute(
+                        "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+                        (REFERENCE, encode(reference).decode()),
+                    )
                 if before is not None and received is not None:
                     _judge(db, before[0], received)
                 open_round.forget(db)
@@ -369,8 +388,8 @@ class Store:
         """The results so far, from round 0."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked "
-                "FROM history ORDER BY round"
+                "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked, "
+                "limited FROM history ORDER BY round"
             ).fetchall()
         changes = self.settings.by_round()
         return [
@@ -384,9 +403,15 @@ class Store:
                 held_out=held_out_figures(held_out),
                 asked=asked,
                 changes=changes.get(r, []),
+                limited=limited_updates(limited),
             )
-            for r, a, x, n, out, devices, held_out, asked in rows
+            for r, a, x, n, out, devices, held_out, asked, limited in rows
         ]
+
+    def reference(self) -> Reference:
+        """What earlier updates were like, for the limits of the next round."""
+        text = self.value(REFERENCE)
+        return Reference() if text is None else msgspec.json.decode(text, type=Reference)
 
     def last_round(self) -> int | None:
         """The last round that is over; None before round 0."""
@@ -544,6 +569,16 @@ def _judge(db: sqlite3.Connection, round_: int, figure: FederatedEvaluation) -> 
 def judgement(text: str | None) -> FederatedEvaluation | None:
     """Decode the column `devices` of the history."""
     return None if text is None else msgspec.json.decode(text, type=FederatedEvaluation)
+
+
+def limited_updates(text: str | None) -> dict[str, Limited]:
+    """Decode the column `limited` of the history."""
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, Limited])
+
+
+def limited_text(limited: Mapping[str, Limited]) -> str | None:
+    """Encode the column `limited` of the history."""
+    return msgspec.json.encode(limited).decode() if limited else None
 
 
 def figures_text(figures: HeldOutFigures | None) -> str | None:

@@ -13,6 +13,9 @@ from toolkit.coordinator.storage.recoverable import HISTORY, MODEL
 
 logger = logging.getLogger(__name__)
 
+UNUSUAL = ("devices", "held_out", "changes", "limited")
+"""Fields of a round that history.json leaves out if they are empty."""
+
 
 def publish(
     folder: Path, model: bytes, results: Sequence[RoundResult], models: Mapping[int, str]
@@ -36,10 +39,6 @@ def publish(
 
 
 def _entry(result: RoundResult) -> dict[str, object]:
-    """The fields of `result`, without `devices`, `held_out` and `changes` if there are none."""
+    """The fields of `result`, without those of UNUSUAL that are empty."""
     entry = asdict(result)
-    return {
-        key: value
-        for key, value in entry.items()
-        if value or key not in ("devices", "held_out", "changes")
-    }
+    return {key: value for key, value in entry.items() if value or key not in UNUSUAL}

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
-from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, Limited
 from profiles.errors import InputError
 from toolkit.coordinator.database import schema
 from toolkit.coordinator.database.database import BUSY_S
 from toolkit.coordinator.database.settings_log import changes_by_round
 from toolkit.coordinator.storage import retention
-from toolkit.coordinator.storage.coordinator_store import Store, held_out_figures, judgement
+from toolkit.coordinator.storage.coordinator_store import (
+    Store,
+    held_out_figures,
+    judgement,
+    limited_updates,
+)
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.new_folder import check_apart
@@ -39,6 +44,7 @@ class SavedRound:
         devices: How the devices that received this model judge it; None if they did not.
         held_out: Further figures on held-out data, such as figures of each class; None without any.
         changes: The settings that changed before the round.
+        limited: What was limited of an update, by device.
     """
 
     round: int
@@ -55,6 +61,7 @@ class SavedRound:
     held_out: HeldOutFigures | None
     asked: int | None
     changes: list[str]
+    limited: dict[str, Limited]
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -64,7 +71,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
-            "devices, held_out, asked FROM history ORDER BY round"
+            "devices, held_out, asked, limited FROM history ORDER BY round"
         ).fetchall()
         known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'").fetchone()
         changes = changes_by_round(db) if known else {}
@@ -84,9 +91,12 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             held_out=held_out_figures(figures),
             asked=asked,
             changes=changes.get(round_, []),
+            limited=limited_updates(limited),
         )
-        for round_, accuracy, loss, updates, model, kept, start, judged, figures, asked in rows
-    ]
+        for (
+            round_, accuracy, loss, updates, model, kept, start, judged, figures, asked, limited
+        ) in rows
+    ]  # fmt: skip
 
 
 def best_round(folder: Path) -> int:
@@ -211,7 +221,9 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     try:
         check_version(folder, connection)
         columns = connection.execute("SELECT name FROM pragma_table_info('history')").fetchall()
-        absent = [name for name in ("devices", "held_out", "asked") if (name,) not in columns]
+        absent = [
+            name for name in ("devices", "held_out", "asked", "limited") if (name,) not in columns
+        ]
         if absent:  # `serve` has not upgraded the folder yet
             new = ", ".join(f"NULL AS {name}" for name in absent)
             connection.execute(f"CREATE TEMP VIEW history AS SELECT *, {new} FROM main.history")

@@ -63,8 +63,9 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert len(before.pop("updates")) == 6
     for changing in ("content_digest", "meta"):  # `meta`: the number of milestones
         del before[changing], after[changing]
-    # No device has judged, there are no figures of classes, and no round selected its devices.
-    before["history"] = [(*row, None, None, None) for row in before["history"]]
+    # No device has judged, there are no figures of classes, no round selected its devices, and no
+    # update was limited.
+    before["history"] = [(*row, None, None, None, None) for row in before["history"]]
     added = [table for tables in schema.NEW_TABLES.values() for table in tables]
     assert {"audit", "operators", "selected", "settings_changes"} < set(added)
     for new in added:
@@ -75,7 +76,7 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert marker.round == 1
 
 
-@pytest.mark.parametrize("version", [6, 7, 8, 9, 10])
+@pytest.mark.parametrize("version", [6, 7, 8, 9, 10, 11])
 def test_the_versions_before_get_the_tables_of_this_one(tmp_path: Path, version: int) -> None:
     connection = sqlite3.connect(tmp_path / "state.sqlite3")
     content_digest.install(connection)
@@ -89,8 +90,8 @@ def test_the_versions_before_get_the_tables_of_this_one(tmp_path: Path, version:
     connection.commit()
     judged = JUDGED if version >= 7 else None
     for _ in range(2):
-        assert [(s.devices, s.held_out, s.asked) for s in saved_rounds(tmp_path)] == [
-            (judged, None, None)
+        assert [(s.devices, s.held_out, s.asked, s.limited) for s in saved_rounds(tmp_path)] == [
+            (judged, None, None, {})
         ]
         schema_upgrade.upgrade(connection)
         connection.commit()

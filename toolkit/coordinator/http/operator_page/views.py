@@ -100,18 +100,18 @@ def device(request: Request) -> Response:
 
 
 def unused(request: Request) -> Response:
-    """Show the updates that were left out, with the reasons."""
+    """Show the updates that were left out or limited, with the reasons."""
     coordinator = coordinator_of(request)
-    rows = [
-        (result.round, device, reason)
-        for result in reversed(coordinator.store.history())
-        for device, reason in result.left_out.items()
-    ]
+    history = coordinator.store.history()[::-1]
+    rows = [(r.round, device, reason) for r in history for device, reason in r.left_out.items()]
+    limited = [(r.round, device, own.text()) for r in history for device, own in r.limited.items()]
     return shown(
         request,
         "unused.html",
         rows=rows[:MOST_UNUSED],
         total=len(rows),
+        limited=limited[:MOST_UNUSED],
+        total_limited=len(limited),
         excluded=coordinator.store.suspicions.left_out,
     )
 

@@ -1,0 +1,182 @@
+"""What the updates of earlier rounds were like, which limits the updates of the next round.
+
+`update_limits.py` has the rules. This module needs no torch, so that a database can keep a
+`Reference` as JSON.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+
+from msgspec import field
+from msgspec.structs import replace
+
+from device_agent.formats.manifest import Struct
+from device_agent.formats.protocol.fleet import Limited
+
+SAMPLES = 3.0
+"""A device's samples count at most this many times the reference of its kind."""
+STEPS = 3.0
+"""A device with more steps than usual may change a tensor more: by the root of its steps over the
+reference, up to this ratio. The ratio is bounded because devices claim their steps, too."""
+ENOUGH = 3
+"""A kind with fewer updates in a round has no median of its own: a device could set it alone."""
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """The figures of one update, after its limits.
+
+    Attributes:
+        kind: The submodel.
+        samples: The samples that it claims.
+        steps: The training steps that it claims.
+        changes: The root mean square of the change, by the name of a global tensor. If the family
+            trains a personal model, the submodel and a bar come before the name.
+        statistics: How far batch norm's statistics moved, by the name of a global tensor.
+    """
+
+    kind: str
+    samples: int
+    steps: int
+    changes: dict[str, float]
+    statistics: dict[str, float]
+
+
+class Reference(Struct, frozen=True, kw_only=True):
+    """Medians of `Figures`. Each later round moves them half of the way, as geometric means.
+
+    Attributes:
+        steps: Steps of an update.
+        kinds: Samples of an update, by submodel.
+        changes: As in `Figures`, of an update with at most `steps` steps.
+        statistics: As in `Figures`.
+    """
+
+    steps: float = 0.0
+    kinds: dict[str, float] = field(default_factory=dict)
+    changes: dict[str, float] = field(default_factory=dict)
+    statistics: dict[str, float] = field(default_factory=dict)
+
+    def most_samples(self, kind: str) -> int | None:
+        """The most samples that count for an update of `kind`; None if no kind is known.
+
+        For an unknown kind, the reference of a middle kind is taken.
+        """
+        if not self.kinds:
+            return None
+        usual = self.kinds.get(kind, lower_median(self.kinds.values()))
+        return max(1, round(SAMPLES * usual))
+
+    def allowance(self, steps: int) -> float:
+        """How many times more an update of `steps` steps may change; at least 1."""
+        return math.sqrt(min(max(steps / max(self.steps, 1.0), 1.0), STEPS))
+
+    def change(self, key: str) -> float | None:
+        """The reference of a tensor's change; that of a middle tensor if this one has none."""
+        known = self.changes.get(key, 0.0)
+        if known > 0:
+            return known
+        others = [value for value in self.changes.values() if value > 0]
+        return lower_median(others) if others else None
+
+    def completed(self, figures: Sequence[Figures]) -> "Reference":
+        """Add what is unknown, from the figures of the same round's updates before their limits."""
+        if not figures:
+            return self
+        own = _medians(figures, self.steps)
+        return Reference(
+            steps=self.steps or own.steps,
+            kinds={**own.kinds, **self.kinds},
+            changes={**own.changes, **self.changes},
+            statistics={**own.statistics, **self.statistics},
+        )
+
+    def after(self, figures: Sequence[Figures]) -> "Reference":
+        """The reference for the next round, after a round with these figures."""
+        if not figures:
+            return self
+        own = _medians(figures, self.steps)
+        return Reference(
+            steps=_middle(self.steps, own.steps),
+            kinds=_moved(self.kinds, own.kinds),
+            changes=_moved(self.changes, own.changes),
+            statistics=_moved(self.statistics, own.statistics),
+        )
+
+
+@dataclass
+class RoundLimits:
+    """The limits of one round's updates, and what they did.
+
+    Attributes:
+        reference: The reference of earlier rounds. `completed` adds kinds that are unknown.
+        figures: The figures of each update so far, for `Reference.after`.
+        limited: What was limited of each update; None for an update within its limits.
+    """
+
+    reference: Reference
+    figures: list[Figures] = dataclass_field(default_factory=list)
+    limited: list[Limited | None] = dataclass_field(default_factory=list)
+
+    def note(self, figures: Figures, limited: Limited | None) -> None:
+        """Add an update."""
+        self.figures.append(figures)
+        self.limited.append(limited)
+
+
+def lower_median(values: Iterable[float]) -> float:
+    """The middle value; of two middle values the lower, which half of the devices cannot raise."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _medians(figures: Sequence[Figures], steps: float) -> Reference:
+    """The medians of `figures`. Changes are divided by the allowance for more than `steps` steps.
+
+    If `steps` is 0, the median of these updates takes its place.
+    """
+    own = Reference(steps=lower_median(f.steps for f in figures))
+    divisor = replace(own, steps=steps) if steps else own
+    changes: dict[str, list[float]] = {}
+    statistics: dict[str, list[float]] = {}
+    for one in figures:
+        more = divisor.allowance(one.steps)
+        for key, value in one.changes.items():
+            changes.setdefault(key, []).append(value / more)
+        for key, value in one.statistics.items():
+            statistics.setdefault(key, []).append(value)
+    return replace(
+        own,
+        kinds=_samples_by_kind(figures),
+        changes={key: _usual(values) for key, values in changes.items()},
+        statistics={key: lower_median(values) for key, values in statistics.items()},
+    )
+
+
+def _usual(changes: Sequence[float]) -> float:
+    """The reference of a tensor's changes. Of two devices, neither is known to be right."""
+    if len(changes) == 2:
+        return _middle(*changes)
+    return lower_median(changes)
+
+
+def _samples_by_kind(figures: Sequence[Figures]) -> dict[str, float]:
+    by_kind: dict[str, list[float]] = {}
+    for one in figures:
+        by_kind.setdefault(one.kind, []).append(one.samples)
+    every = lower_median(one.samples for one in figures)
+    return {
+        kind: min(lower_median(own), SAMPLES * every) if len(own) >= ENOUGH else every
+        for kind, own in by_kind.items()
+    }
+
+
+def _moved(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
+    moved = {key: _middle(old.get(key, 0.0), value) for key, value in new.items()}
+    return {**old, **moved}
+
+
+def _middle(old: float, new: float) -> float:
+    """The geometric mean of two figures. A figure of 0 is replaced by the other one."""
+    return math.sqrt(old) * math.sqrt(new) if old > 0 and new > 0 else max(old, new)

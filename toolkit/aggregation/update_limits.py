@@ -1,0 +1,331 @@
+"""Limits what one update can do to the global model. The weighted mean stays the rule.
+
+Let v be a tensor of an update and r the tensor that its device received. For factors that are
+averaged as factors (`cp`), v and r are factors. For other factors (`low-rank`), they are the
+products: r is the truncated tensor, not the global one. Training has changed the tensor by v - r.
+The limits follow from a `Reference`, the medians of earlier rounds:
+
+    samples     at most SAMPLES times the reference of the kind
+    v           r + min(1, CHANGE m a / rms(v - r)) (v - r), with the reference m of the tensor, and
+                a = sqrt(steps / reference of steps), between 1 and sqrt(STEPS)
+    mean        within (STATISTIC + m) standard deviations of r
+    variance    within a factor of STATISTIC exp(m) of r
+
+An update within its limits is not changed, bit for bit. So updates can be added one by one, and
+the limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
+takes the medians of its own updates.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from msgspec.structs import replace
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry
+from device_agent.formats.protocol.fleet import Limited
+from device_agent.formats.update import UpdateRecord
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.recover import Received, as_tensors
+from toolkit.aggregation.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.update_validation import is_statistic, is_variance
+from toolkit.families import recovering_family
+from toolkit.submodels.family import Family
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.spec import parse_spec
+from toolkit.submodels.submodel import shapes_of
+from toolkit.submodels.tensor_slices import (
+    group_by_global_tensor,
+    slice_of,
+    slice_shapes,
+    take_slice,
+)
+
+CHANGE = 2.0
+"""The change of a tensor is at most this many times its reference."""
+STATISTIC = 4.0
+"""Batch norm's statistics may move by this factor, or this many standard deviations, beyond the
+reference. In a first round, honest variances moved 5.5 times as far as in the second."""
+LEAST = 1e-3
+"""A change below this share of the tensor's root mean square is never limited: it may be no more
+than the rounding of the exchanged numbers."""
+EPSILON = 1e-5
+"""Added to variances, as batch norm does."""
+PIECE = 1 << 13
+"""How many numbers are compared at a time. BLAS divides a dot product of 10,000 numbers or more
+between threads, and the result would then depend on their number."""
+
+
+@dataclass
+class Change:
+    """What an update changes of one tensor.
+
+    Attributes:
+        key: The key of its reference.
+        name: The name of the tensor in the update; of the global tensor if `factors` are given.
+        new: The value in the update, float32.
+        old: The value that the device received, in the same shape.
+        rows: The rows of classes that the device has; None for all rows.
+        factors: The factors that compose `new`, if the limited value replaces them.
+    """
+
+    key: str
+    name: str
+    new: np.ndarray
+    old: np.ndarray
+    rows: tuple[int, ...] | None = None
+    factors: Sequence[TensorEntry] = ()
+
+    def size(self) -> float:
+        """The root mean square of the change, over the rows of the device's classes."""
+        new, old = self.new, self.old
+        if self.rows is not None:
+            new, old = new[list(self.rows)], old[list(self.rows)]
+        return _distance(new, old)
+
+    def limit(self, reference: Reference, steps: int) -> float:
+        """The largest size; infinite if there is no reference."""
+        usual = reference.change(self.key)
+        return math.inf if usual is None else CHANGE * usual * reference.allowance(steps)
+
+    def harmless(self) -> float:
+        """A size that is never limited."""
+        return LEAST * _distance(self.old, np.zeros_like(self.old))
+
+    def within(self, limit: float, size: float) -> np.ndarray:
+        """The value in the update, moved towards the received value until its size is `limit`."""
+        old = self.old.astype(np.float64)
+        return (old + limit / size * (self.new - old)).astype(np.float32)
+
+
+@dataclass
+class MeanChange(Change):
+    """The change of a running mean; `spread` is the received standard deviation."""
+
+    spread: np.ndarray = field(kw_only=True)
+
+    def size(self) -> float:
+        """The largest move, in standard deviations."""
+        moves = np.abs(self.new.astype(np.float64) - self.old) / self.spread
+        return float(moves.max(initial=0.0))
+
+    def limit(self, reference: Reference, steps: int) -> float:
+        """See `Change`."""
+        return STATISTIC + reference.statistics.get(self.key, 0.0)
+
+    def harmless(self) -> float:
+        """See `Change`."""
+        return 0.0
+
+    def within(self, limit: float, size: float) -> np.ndarray:
+        """See `Change`."""
+        old, most = self.old.astype(np.float64), limit * self.spread
+        limited: np.ndarray = np.clip(self.new, old - most, old + most).astype(np.float32)
+        return limited
+
+
+@dataclass
+class VarianceChange(Change):
+    """The change of a running variance."""
+
+    def size(self) -> float:
+        """The largest absolute logarithm of new / old."""
+        ratio = (self.new.astype(np.float64) + EPSILON) / (self.old.astype(np.float64) + EPSILON)
+        return float(np.abs(np.log(ratio)).max(initial=0.0))
+
+    def limit(self, reference: Reference, steps: int) -> float:
+        """See `Change`."""
+        return math.log(STATISTIC) + reference.statistics.get(self.key, 0.0)
+
+    def harmless(self) -> float:
+        """See `Change`."""
+        return 0.0
+
+    def within(self, limit: float, size: float) -> np.ndarray:
+        """See `Change`."""
+        old, factor = self.old.astype(np.float64) + EPSILON, math.exp(limit)
+        low, high = np.maximum(old / factor - EPSILON, 0.0), old * factor - EPSILON
+        limited: np.ndarray = np.clip(self.new, low, high).astype(np.float32)
+        return limited
+
+
+def figures(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Figures:
+    """The figures of an update before its limits, for a kind without a reference.
+
+    `check_update` has accepted the update, which was trained from `model`.
+    """
+    sizes = ((change, change.size()) for change in changes(update, model, policy))
+    return _figures(update[0], sizes)
+
+
+def within_limits(
+    updates: Iterable[Received],
+    limits: RoundLimits,
+    model: GlobalModel,
+    policy: AggregationPolicy,
+) -> Iterator[Received]:
+    """Yield `updates`, each within `limits`; see `limited_update`."""
+    for update in updates:
+        yield limited_update(update, limits, model, policy)
+        del update  # otherwise two updates are in memory while the next one is read
+
+
+def limited_update(
+    update: Received, limits: RoundLimits, model: GlobalModel, policy: AggregationPolicy
+) -> Received:
+    """Return `update` within `limits`, and note in them what was limited.
+
+    `check_update` has accepted the update, which was trained from `model`.
+    """
+    record, arrays = update
+    times: dict[str, float] = {}
+
+    def sizes() -> Iterator[tuple[Change, float]]:
+        nonlocal record, arrays
+        for change in changes(update, model, policy):
+            size = change.size()
+            limit = change.limit(limits.reference, record.steps)
+            if size > limit and size > (limit := max(limit, change.harmless())):
+                record, arrays = _replaced(record, arrays, change, change.within(limit, size))
+                times[change.key] = size / limit
+            yield change, min(size, limit)
+
+    figures = _figures(record, sizes())
+    most = limits.reference.most_samples(record.submodel)
+    if policy.weights == "samples" and most is not None and record.samples > most:
+        record, figures = replace(record, samples=most), replace(figures, samples=most)
+    limits.note(figures, _told(times, update[0].samples, record.samples))
+    return record, arrays
+
+
+def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Iterator[Change]:
+    """Yield what an update changes of each tensor. `check_update` has accepted the update."""
+    record, arrays = update
+    spec = parse_spec(record.submodel)
+    family = recovering_family(spec)
+    keeps = family.averages_factors and policy.factors == "afm"
+    prefix = f"{spec.head}|" if family.trains_personal_model else ""
+    every = [entry for entry in record.tensors if entry.factor is not None]
+    received = family.received(spec.head, every, model) if every else {}
+    for name, entries in group_by_global_tensor(record.tensors).items():
+        if entries[0].factor is None:
+            array = arrays[entries[0].name]
+            yield _of_tensor(prefix, entries[0], array, record.classes, model)
+        elif keeps:
+            for entry in entries:
+                rows = record.classes if entry.by_class else None
+                old = _fitting(received.get(entry.name), entry)
+                new = np.asarray(arrays[entry.name])
+                yield Change(prefix + entry.name, entry.name, new, old, rows)
+        else:
+            sent = _composed(family, name, as_tensors(arrays), entries, model)
+            base = _composed(family, name, received, entries, model)
+            part = slice_of(entries[0], tuple(model.tensors[name].shape))
+            base = base if part is None else take_slice(base, part.ranges)
+            yield Change(prefix + name, name, sent.numpy(), base.numpy(), factors=entries)
+
+
+def _composed(
+    family: Family,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    entries: Sequence[TensorEntry],
+    model: GlobalModel,
+) -> Tensor:
+    """The global tensor `name`, or the part of it in the update, that the factors compose."""
+    shapes = slice_shapes(entries, shapes_of(model.tensors))
+    value = family.recover(tensors, entries, shapes)[name]
+    return (value.dense() if isinstance(value, Product) else value).detach().float()
+
+
+def _of_tensor(
+    prefix: str,
+    entry: TensorEntry,
+    new: np.ndarray,
+    classes: tuple[int, ...] | None,
+    model: GlobalModel,
+) -> Change:
+    name, new = entry.stands_for or "", np.asarray(new)
+
+    def received(of: str) -> np.ndarray:
+        whole = model.tensors[of].detach()
+        part = slice_of(entry, tuple(whole.shape))
+        return (whole if part is None else take_slice(whole, part.ranges)).float().numpy()
+
+    if is_variance(name):
+        return VarianceChange(name, entry.name, new, received(name))
+    twin = name.removesuffix("running_mean") + "running_var"
+    if is_statistic(name) and twin in model.tensors:
+        spread = np.sqrt(received(twin).astype(np.float64) + EPSILON)
+        return MeanChange(name, entry.name, new, received(name), spread=spread)
+    rows = classes if entry.by_class else None
+    return Change(prefix + name, entry.name, new, received(name), rows)
+
+
+def _replaced(
+    record: UpdateRecord, arrays: Mapping[str, np.ndarray], change: Change, value: np.ndarray
+) -> Received:
+    """The update with `value` in place of the change's tensor, or of the factors that make it."""
+    if not change.factors:
+        return record, {**arrays, change.name: value}
+    first, gone = change.factors[0], {entry.name for entry in change.factors}
+    by_class = any(entry.by_class for entry in change.factors)
+    dense = replace(first, name=change.name, factor=None, shape=value.shape, by_class=by_class)
+    table = tuple(
+        dense if e == first else e for e in record.tensors if e == first or e.name not in gone
+    )
+    left = {name: array for name, array in arrays.items() if name not in gone}
+    return replace(record, tensors=table), {**left, change.name: value}
+
+
+def _told(times: Mapping[str, float], claimed: int, counted: int) -> Limited | None:
+    """What was limited of an update. `times` has, by key, how far a size exceeded its limit."""
+    fewer = counted < claimed
+    if not times and not fewer:
+        return None
+    tensor = max(times, key=lambda key: times[key], default="")
+    return Limited(
+        times=times.get(tensor, 1.0),
+        tensor=tensor,
+        tensors=len(times),
+        samples=claimed if fewer else None,
+        counted=counted if fewer else None,
+    )
+
+
+def _figures(record: UpdateRecord, sizes: Iterable[tuple[Change, float]]) -> Figures:
+    parameters: dict[str, float] = {}
+    statistics: dict[str, float] = {}
+    for change, size in sizes:
+        (parameters if type(change) is Change else statistics)[change.key] = size
+    return Figures(
+        kind=record.submodel,
+        samples=record.samples,
+        steps=record.steps,
+        changes=parameters,
+        statistics=statistics,
+    )
+
+
+def _fitting(received: Tensor | None, entry: TensorEntry) -> np.ndarray:
+    """The received factor; zeros if the device received no factor of this shape."""
+    if received is None or tuple(received.shape) != entry.shape:
+        return np.zeros(entry.shape, np.float32)
+    return received.detach().float().numpy()
+
+
+def _distance(new: np.ndarray, old: np.ndarray) -> float:
+    """The root mean square of new - old, without overflow."""
+    a, b = new.reshape(-1), old.reshape(-1)
+    total, room = 0.0, np.empty(PIECE, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, a.size, PIECE):
+            one, other = a[start : start + PIECE], b[start : start + PIECE]
+            change = np.subtract(one, other, out=room[: one.size])
+            total += float(np.dot(change, change))
+    if not math.isfinite(total):
+        total = float(np.square(a.astype(np.float64) - b).sum())
+    return math.sqrt(total / a.size) if a.size else 0.0
