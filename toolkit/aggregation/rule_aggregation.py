@@ -65,7 +65,8 @@ class RuleAggregation:
     """The aggregation of one round by `policy.rule`. See the module for what it computes.
 
     The changes of each update are in a file until `result`; see `SpooledChanges`. In memory are one
-    update, three models in float64, and `PIECE` numbers of each update: 26 MB for 100 updates.
+    update, three models in float64, and a fixed number of changes (about 40 MB with what the rules
+    compute from them), so the memory does not grow with the number of updates.
 
     The result does not depend on the order of the updates, except for rounding.
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-PIECE = 1 << 16
-"""How many elements of a tensor are in memory at a time, for each update that holds it."""
+NUMBERS = 1 << 20
+"""How many changes are in memory at a time, of all updates together."""
 LARGEST = np.float32(1e30)
 """A larger change counts as this. Products of an update's factors may overflow."""
 
@@ -31,8 +31,8 @@ class SpooledChanges:
     """The changes of all updates, in a temporary folder: a file for each update.
 
     `close` deletes the folder. It is in the folder of the environment variable TMPDIR,
-    and takes four bytes for each number of the model and each update. In memory are `PIECE` numbers
-    of each update.
+    and takes four bytes for each number of the model and each update. In memory are `NUMBERS`
+    changes, or one element of each update.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,9 @@ class SpooledChanges:
         """Yield a tensor in pieces, of the updates `among` that hold it."""
         rows = [row for row in among if key in self._places[row]]
         size = self._sizes[key]
-        for start in range(0, size, PIECE):
-            stop = min(start + PIECE, size)
+        step = max(1, NUMBERS // max(1, len(rows)))
+        for start in range(0, size, step):
+            stop = min(start + step, size)
             parts = [self._read(row, key, start, stop) for row in rows]
             yield Piece(start, stop, np.stack(parts), np.asarray(rows))
 

@@ -182,7 +182,7 @@ def drawn_fleet(draw: np.random.Generator, count: int) -> list[Received]:
 def test_a_mixed_round_is_the_oracles(
     seed: int, rule: Rule, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spooled_changes, "PIECE", 17)  # several pieces of one tensor
+    monkeypatch.setattr(spooled_changes, "NUMBERS", 60)  # several pieces of one tensor
     updates = drawn_fleet(np.random.default_rng([seed, count]), count)
     among = krum_oracle(updates) if rule == "krum" else [*range(count)]
     new = aggregate(MODEL, updates, AggregationPolicy(rule=rule))

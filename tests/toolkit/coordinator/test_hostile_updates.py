@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from device_agent.formats.update import MOST_SAMPLES
 from hostile_fleet import SPECS, HostileFleet, with_tensor
+from toolkit.aggregation.aggregate import aggregate
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
 
 HUGE = (1e6, -1e6, 1e12, -1e12, 1e20, -1e20, 1e38, -1e38)
 TINY = (0.0, 1e-42, -1e-42, 1e-30)
@@ -103,6 +105,24 @@ def test_the_only_device_may_not_make_a_model_that_does_not_train(
     done = fleet.fold(tmp_path / "hostile", [spoilt])
     assert list(done.left_out) == ["device-0"]
     assert fleet.federation.save() == fleet.first
+
+
+def test_a_coordinator_aggregates_by_the_rule_of_its_federation(
+    fleet: HostileFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update of ordinary size is not left out, but does not move the median."""
+    updates = fleet.first_round(["full"] * 3)
+    name = "classifier.bias"
+    hostile = with_tensor(updates[0], name, updates[0][1][name] + 50)
+    policy = AggregationPolicy(rule="median")
+    monkeypatch.setattr(fleet.federation, "policy", policy)
+    done = fleet.fold(tmp_path / "state", [hostile, *updates[1:]])
+    came = fleet.federation.model.tensors
+    assert not done.left_out
+    middle = np.median([arrays[name] for _, arrays in (hostile, *updates[1:])], axis=0)
+    np.testing.assert_allclose(came[name].numpy(), middle, atol=1e-6)
+    expected = aggregate(fleet.federation.saved(fleet.first), [hostile, *updates[1:]], policy)
+    assert all(bool((came[n] == value).all()) for n, value in expected.tensors.items())
 
 
 def test_an_update_weighs_no_more_than_its_share_of_claimed_samples(

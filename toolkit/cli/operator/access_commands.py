@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.operator.operator_options import (
-    as_days,
     client_of,
     federation_option,
     json_option,
@@ -152,13 +151,24 @@ def revoke_token(number: int, reason: str, federation: Path | None, as_json: boo
     say_done(f"Join token {number} is revoked.", as_json, number=number)
 
 
+def _days(context: click.Context, option: click.Parameter, given: str) -> float:
+    """Read a time span as days."""
+    from profiles.units import parse_duration
+    from toolkit.coordinator.operation.messages import MOST_DAYS
+
+    days = parse_duration(given) / 86400
+    if not 0 < days <= MOST_DAYS:
+        raise click.BadParameter(f"give a time of at most {MOST_DAYS} days.")
+    return days
+
+
 @click.command()
 @click.option(
     "--valid",
     "days",
     default="30d",
     show_default=True,
-    callback=as_days,
+    callback=_days,
     help="How long devices and join tokens with the old key follow, such as 12h or 30d.",
 )
 @reason_option

@@ -126,12 +126,6 @@ class NewKey(Order, frozen=True, kw_only=True):
     days: Annotated[float, Meta(gt=0, le=MOST_DAYS)]
 
 
-class NewDeviceSecret(Order, frozen=True, kw_only=True):
-    """A new secret of a device. The old one is valid until then, and at most for `days`."""
-
-    days: Annotated[float, Meta(gt=0, le=MOST_DAYS)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class EarlierKey:
     """The fingerprint of an earlier key, and until when devices with this key may follow.
@@ -212,8 +206,7 @@ class TrainedRound:
 class DeviceDetail:
     """All that is known about a device: `machine` as it joined, its last updates, its audit log.
 
-    The newest updates and entries come first. If the device was asked for a new secret and has not
-    made it yet, its old one is valid until `secret_until`, in seconds since 1970.
+    The newest updates and entries come first.
     """
 
     version: int = 1
@@ -221,7 +214,6 @@ class DeviceDetail:
     machine: dict[str, Any]
     updates: list[TrainedRound]
     audit: list[AuditEntry]
-    secret_until: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
