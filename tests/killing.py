@@ -95,8 +95,11 @@ def training_process(folder: Path) -> Iterator[Trainer]:
             process.wait()
 
 
-def die_at(job: Job) -> None:
-    """Make this process kill itself at the write that `job` names."""
+def die_at(job: Job) -> Callable[[], None]:
+    """Make this process kill itself at the write that `job` names.
+
+    Returns a function that counts as one write more, such as a commit of a database.
+    """
     count = 0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,6 +118,7 @@ def die_at(job: Job) -> None:
 
     os.fsync, os.replace = counted(os.fsync), counted(os.replace)
     os.unlink, os.rmdir = counted(os.unlink), counted(os.rmdir)
+    return counted(lambda: None)
 
 
 def _do(job: Job) -> None:

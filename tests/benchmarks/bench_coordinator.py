@@ -32,20 +32,19 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 import numpy as np
-from safetensors.numpy import load, save
-from waiting_fleet import Link, Waiting, enrolled
+from safetensors.numpy import load
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_keys import DeviceKey
 from device_agent.formats.atomic_files import fingerprint
-from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, encode, uploaded
+from device_agent.formats.manifest import MANIFEST, WEIGHTS
 from device_agent.formats.protocol.problems import API
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import split_token
-from device_agent.formats.update import UpdateRecord
 from operator_pages import log_in
 from toolkit.coordinator.http.connection_limits import raise_descriptor_limit
 from vector_fleet import MACHINE
+from waiting_fleet import Link, Waiting, enrolled, update_of
 
 FLEETS = (200, 1000, 2000)
 BLOCKS = 6
@@ -131,30 +130,16 @@ class Serving:
         return answer.status, answer.read()
 
 
-def update_of(
+def noisy_update(
     weights: dict[str, np.ndarray], manifest_file: bytes, number: int
 ) -> tuple[bytes, bytes]:
-    """The two files of an update of the bundle with these weights and this manifest."""
+    """The two files of an update whose tensors are `weights` with noise that `number` decides."""
     draw = np.random.default_rng(number)
-    manifest = msgspec.json.decode(manifest_file, type=Manifest)
-    table = uploaded(manifest.tensors)
     tensors = {
-        entry.name: weights[entry.name] + draw.normal(0, 1e-3, entry.shape).astype(np.float32)
-        for entry in table
+        name: value + draw.normal(0, 1e-3, value.shape).astype(np.float32)
+        for name, value in weights.items()
     }
-    data = save(tensors)
-    record = UpdateRecord(
-        bundle=fingerprint(manifest_file).sha256,
-        base=manifest.base,
-        submodel=manifest.submodel,
-        samples=100 + number % 50,
-        steps=10,
-        loss_first=2.0,
-        loss_last=1.0,
-        tensors=table,
-        file=fingerprint(data),
-    )
-    return data, encode(record)
+    return update_of(tensors, manifest_file, 100 + number % 50)
 
 
 @dataclass
@@ -203,7 +188,7 @@ class Fleet:
 
     def update(self, number: int) -> tuple[bytes, bytes]:
         """The two files of the update of one device."""
-        return update_of(self.weights, self.manifest, number)
+        return noisy_update(self.weights, self.manifest, number)
 
     def send(self, number: int, data: bytes, record: bytes) -> None:
         """Send an update."""
@@ -410,7 +395,7 @@ class Selected:
                 return
         await self.may_send.wait()
         self.sent += 1
-        data, record = update_of(load(files[WEIGHTS]), files[MANIFEST], self.sent)
+        data, record = noisy_update(load(files[WEIGHTS]), files[MANIFEST], self.sent)
         round_ = f"/rounds/{work['round']}"
         for method, path, body in (
             ("PUT", f"{round_}/tensors/{fingerprint(data).sha256}", data),

@@ -240,9 +240,10 @@ class Coordinator(
         return [] if enough else [self.store.registry.device(device) for device in left]
 
     def keep_flights(self) -> None:
-        """Store which devices go on training after the closed round, before its result is kept."""
+        """Store which devices train in asynchronous rounds, so that they go on after a restart."""
         with self.lock:
-            self.store.keep_flights(self.rounds.going_on())
+            if self.rounds.max_staleness is not None and self.rounds.round > self.rounds.done:
+                self.store.keep_flights(self.rounds.going_on())
 
     def folded(self, judges: Collection[str], stops: bool) -> None:
         """Record that the closed round is in the model. Devices that still train keep their files.
@@ -384,3 +385,4 @@ def _restore_flights(coordinator: Coordinator) -> None:
         bundle = bundles.get(coordinator.submodel(store.registry.device(name)))
         if bundle:
             rounds.flights[name] = Flight(flights[name], bundle[MANIFEST].sha256)
+    rounds.started_before({name for name, round_ in flights.items() if round_ == rounds.done + 1})

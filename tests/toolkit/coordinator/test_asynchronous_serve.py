@@ -62,9 +62,7 @@ def test_devices_go_on_after_their_round(tmp_path: Path) -> None:
         second_work, _, second_update = trained(second, tmp_path / "two-second")
     store = Store(config.state)
     names = {link: name for name, link in links.items()}
-    assert store.flights() == {names[slow]: 1}
-    # A coordinator that is killed while it closes round 2 has stored this, too.
-    store.keep_flights({names[slow]: 1, names[second]: 2})
+    assert store.flights() == {names[slow]: 1, names[second]: 2}
     store.close()
     with running(config, VectorModel(), say=said.append) as server:
         states = [tmp_path / str(number) for number in range(3)]

@@ -102,6 +102,7 @@ class RoundWorker:
                 self.turn()
                 self._coordinator.changed.wait(TICK_S)
                 self._coordinator.changed.clear()
+            self._coordinator.keep_flights()
         except Exception as error:  # the server raises it when it ends
             self.failure = plain(error, self._coordinator.store.folder)
             self._on_failure()
@@ -139,6 +140,7 @@ class RoundWorker:
             if rounds.phase == "finished":
                 coordinator.store.remove_unnamed()
             coordinator.changed.set()
+        coordinator.keep_flights()
         if rounds.phase in ("training", "finished"):
             self._release_if_due()
 
@@ -347,8 +349,7 @@ class RoundWorker:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
         received = counts_of_updates(coordinator, round_)
-        is_async = coordinator.rounds.max_staleness is not None
-        store = coordinator.store
+        store, is_async = coordinator.store, coordinator.rounds.max_staleness is not None
         bounded = coordinator.config.aggregation.bounds
         folding = RoundAggregation(self._model, store, self._held_out, round_, is_async, bounded)
         updates = folding.run()
@@ -371,8 +372,7 @@ class RoundWorker:
             coordinator.store.final_evaluation.begin(sorted(trusted))
         if stops:
             note_early_end(coordinator.store, coordinator.config, round_)
-        if is_async:
-            coordinator.keep_flights()
+        coordinator.keep_flights()
         self._keep(result, figure, _staleness(folding), folding.reference)
         coordinator.folded(trusted, stops)
         if coordinator.rounds.over:

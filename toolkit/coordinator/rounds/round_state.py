@@ -286,9 +286,9 @@ class Rounds:
         return self.flights[device].round if device in self.flights else self.round
 
     def going_on(self) -> dict[str, int]:
-        """The round that each device trains which goes on after the closed round."""
-        devices = self.flights.keys() | self._started
-        return {device: self.trained_round(device) for device in devices if self._goes_on(device)}
+        """The round that each device trains which has begun, and has not sent its update."""
+        devices = self.flights.keys() | (self._started & self._offers.keys())
+        return {device: self.trained_round(device) for device in devices - self.updates.keys()}
 
     def note_started(self, device: str) -> None:
         """Record that `device` has got work: in asynchronous rounds it may go on after the round.
@@ -297,6 +297,10 @@ class Rounds:
         """
         if self.phase == "training":
             self._started.add(device)
+
+    def started_before(self, devices: Collection[str]) -> None:
+        """Record that `devices` had begun with the round that opens next, before a restart."""
+        self._started |= set(devices)
 
     def _goes_on(self, device: str) -> bool:
         """Whether `device` trains while no round is open, because rounds are asynchronous.

@@ -8,16 +8,24 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+import numpy as np
+from safetensors.numpy import save
+
 from device_agent.federation.polling import jittered
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.manifest import Manifest, encode, uploaded
 from device_agent.formats.protocol.problems import API
+from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.database.device_registry import hashed
-from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.database.key_log import KEY
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.storage.coordinator_store import Store
 from vector_fleet import MACHINE
 
@@ -41,6 +49,27 @@ def enrolled(state: Path, devices: int) -> list[str]:
         )
     store.close()
     return given
+
+
+def update_of(
+    tensors: Mapping[str, np.ndarray], manifest_file: bytes, samples: int
+) -> tuple[bytes, bytes]:
+    """The two files of an update with these tensors, trained from the bundle of this manifest."""
+    manifest = msgspec.json.decode(manifest_file, type=Manifest)
+    table = uploaded(manifest.tensors)
+    data = save({entry.name: tensors[entry.name] for entry in table})
+    record = UpdateRecord(
+        bundle=fingerprint(manifest_file).sha256,
+        base=manifest.base,
+        submodel=manifest.submodel,
+        samples=samples,
+        steps=10,
+        loss_first=2.0,
+        loss_last=1.0,
+        tensors=table,
+        file=fingerprint(data),
+    )
+    return data, encode(record)
 
 
 @dataclass(frozen=True)
