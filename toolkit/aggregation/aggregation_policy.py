@@ -52,8 +52,8 @@ class AggregationPolicy:
         server_beta2: The decay of the second moment; not used by `fedavgm`.
         server_tau: Added to the root of the second moment; not used by `fedavgm`. The larger, the
             less the steps of different elements are alike.
-        bounds: Whether `serve` and `aggregate_files` limit each update by what the
-            others are usually like; see `update_limits.py`.
+        bounds: Whether `serve`, `simulate` and `aggregate_files` limit each update by what
+            updates are usually like; see `update_limits.py`.
 
     Raises:
         InputError: If a value cannot be used.

@@ -11,12 +11,16 @@ from msgspec import UnsetType
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import LocalEvaluation
+from device_agent.formats.protocol.fleet import Limited
 from device_agent.training.batching import round_seed
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import encode_partial
+from toolkit.aggregation.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.aggregation.update_limits import limited_update
+from toolkit.aggregation.update_validation import check_update
 from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.attacks.hostile_clients import HostileTraining, Known
 from toolkit.simulation.simulation_config import SimulationConfig
@@ -66,10 +70,16 @@ class Client:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients that train the submodel `spec`."""
+    """Clients that train the submodel `spec`. `reference` is for their limits, None for none."""
 
     spec: str
     clients: Sequence[Client]
+    reference: Reference | None = None
+
+    @property
+    def is_new_kind(self) -> bool:
+        """Whether the limits need the figures of the whole round."""
+        return self.reference is not None and self.spec not in self.reference.kinds
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,11 @@ class TrainedChunk:
     Attributes:
         partial: The sum of all updates, as the files of a partial aggregate. None if there is no
             update, if clients train alone, or if the rule is not the mean.
-        updates: All updates, if the rule is not the mean.
+        updates: All updates by client, if the rule is not the mean, or if their limits need the
+            figures of the whole round.
+        is_limited: Whether these updates are within their limits.
+        figures: The figures of the updates, after their limits.
+        limited: What was limited of an update, by client.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
         diverged: The reason why a client is left out, by client.
@@ -99,7 +113,10 @@ class TrainedChunk:
     """
 
     partial: dict[str, bytes] | None = None
-    updates: list[Received] = field(default_factory=list)
+    updates: dict[int, Received] = field(default_factory=dict)
+    is_limited: bool = True
+    figures: list[Figures] = field(default_factory=list)
+    limited: dict[int, Limited] = field(default_factory=dict)
     own: dict[int, OwnModel] = field(default_factory=dict)
     personal: dict[int, Arrays] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
@@ -155,20 +172,28 @@ class ChunkTrainer:
     def _together(self, chunk: Chunk, result: TrainedChunk) -> None:
         """Train the clients and add their updates, with one update in memory at a time.
 
-        Other rules than the mean need all updates together.
+        Other rules than the mean, and the limits of a new kind, need all updates together.
         """
-        policy = self.federation.policy
-        aggregation = Aggregation(self.federation.model, dataclasses.replace(policy, rule="mean"))
+        model, policy = self.federation.model, self.federation.policy
+        aggregation = Aggregation(model, dataclasses.replace(policy, rule="mean"))
+        limits = None if chunk.reference is None else RoundLimits(chunk.reference)
+        result.is_limited = not chunk.is_new_kind
         for client in chunk.clients:
             update = None
             with result.leaving_out_diverged(client.number):
                 update = self._update(chunk.spec, client, result)
             if update is None:
                 continue
-            if policy.rule == "mean":
+            if limits is not None and not chunk.is_new_kind:
+                check_update(*update, model.tensors)
+                update = limited_update(update, limits, model, policy)
+                if (limited := limits.limited[-1]) is not None:
+                    result.limited[client.number] = limited
+            if policy.rule == "mean" and not chunk.is_new_kind:
                 aggregation.add(*update)
             else:
-                result.updates.append(update)
+                result.updates[client.number] = update
+        result.figures = [] if limits is None else limits.figures
         if aggregation.updates:
             result.partial = encode_partial(aggregation)
 

@@ -19,10 +19,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures
+from device_agent.formats.manifest import encode
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, Limited
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.reference import Reference
 from toolkit.coordinator.federation_file.federation_config import FederationConfig
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import EvaluationTable
@@ -46,7 +48,7 @@ NEWER_OF_CLIENTS = {
     key: SimulationTable.model_fields[key].default for key in ("away", "day_s", "hostile")
 }
 """The same for the table [simulation]."""
-NEWER_OF_AGGREGATION = asdict(AggregationPolicy())
+NEWER_OF_AGGREGATION = {**asdict(AggregationPolicy()), "bounds": False}
 """The same for the table [aggregation]."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
@@ -85,6 +87,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         max_staleness: The largest staleness.
         hostile: The numbers of the hostile clients whose updates are in the model; None if no
             client of the federation is hostile.
+        limited: What was limited of an update, by the client's number; None without limits.
         backdoor: With the attack `backdoor`: the share of held-out samples of other classes that
             the model takes for the attackers' class when they have the trigger.
     """
@@ -110,6 +113,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness: int | None = None
     hostile: list[int] | None = None
     backdoor: float | None = None
+    limited: dict[str, Limited] | None = None
 
     @property
     def quality(self) -> float:
@@ -219,11 +223,25 @@ class RunFolder:
             return None
         return self._file("best", best.round).read_bytes()
 
-    def finish_round(self, result: RoundResult, model: bytes) -> None:
+    def reference(self) -> Reference:
+        """What the updates of finished rounds were like, for the limits of the next round."""
+        newest = self._newest.get("reference")
+        if newest is None:
+            return Reference()
+        path = self._file("reference", newest)
+        return self._decoded(f"{STATE}/{path.name}", path.read_bytes(), Reference)
+
+    def finish_round(
+        self, result: RoundResult, model: bytes, reference: Reference | None = None
+    ) -> None:
         """Write the global model of a round, then its line.
 
-        The model is written a second time if no earlier round is as good.
+        The model is written a second time if no earlier round is as good. `reference` is for the
+        limits of the next round.
         """
+        if reference is not None:
+            write(self._file("reference", result.round), encode(reference))
+            self._written.append("reference")
         owners = ["model"]
         if all(result.quality > earlier.quality for earlier in self.history):
             owners.append("best")

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import DIVERGED
-from device_agent.formats.protocol.fleet import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.partial import decode_partial
+from toolkit.aggregation.reference import Reference
 from toolkit.aggregation.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale
@@ -29,6 +30,7 @@ from toolkit.simulation.attacks.hostile_clients import (
 )
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
+from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.client_selection import Choices, ClientSelection
 from toolkit.simulation.engines.engine import Engine
 from toolkit.simulation.partition import Parts
@@ -149,13 +151,15 @@ class Simulation:
             simulated_s=turnout.simulated_s,
             hostile=self.hostile_updates(turnout, trained.diverged),
             backdoor=self.backdoor_success(),
+            limited=None if trained.limits is None else limited_clients(trained.limits.limited),
             memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
             bytes_down=trained.bytes_down,
             bytes_up=trained.bytes_up,
             seconds=time.monotonic() - begun,
         )
-        self.folder.finish_round(result, self.federation.save())
+        reference = None if trained.limits is None else trained.limits.next_reference()
+        self.folder.finish_round(result, self.federation.save(), reference)
         for observe in self.observers:
             observe(result)
 
@@ -204,10 +208,12 @@ class Simulation:
         samples = training.triggered()
         return None if samples is None else self.federation.evaluation(*samples).accuracy
 
-    def chunks(self, chosen: Sequence[tuple[int, str]]) -> Iterator[Chunk]:
+    def chunks(
+        self, chosen: Sequence[tuple[int, str]], reference: Reference | None
+    ) -> Iterator[Chunk]:
         """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
 
-        A client's data are loaded only when its chunk is yielded.
+        A client's data are loaded only when its chunk is yielded. `reference` is for their limits.
         """
         kinds: dict[str, dict[int, int]] = {}
         for client, spec in chosen:
@@ -215,7 +221,8 @@ class Simulation:
         for spec, samples in kinds.items():
             submodel = self.federation.submodel(spec)
             for clients in shared_out(samples, submodel, self.config.training):
-                yield Chunk(spec, [self.client(number, spec) for number in clients])
+                own = [self.client(number, spec) for number in clients]
+                yield Chunk(spec, own, reference)
 
     def client(self, number: int, spec: str) -> Client:
         """The client `number` in its state before the round, in which it trains `spec`."""
@@ -239,6 +246,11 @@ class Simulation:
         return LocalData(self.samples.samples(rows), self.samples.labels(rows))
 
 
+def limited_clients(limited: Mapping[int, Limited]) -> dict[str, Limited]:
+    """What was limited of an update, by the client's number as text."""
+    return {str(client): limited[client] for client in sorted(limited)}
+
+
 class _Round(TrainedChunk):
     """The sums of a round's chunks so far, and the evaluations of clients that train alone."""
 
@@ -249,6 +261,9 @@ class _Round(TrainedChunk):
         self.aggregation = new_aggregation(federation.model, federation.policy)
         self.alone: list[Evaluation] = []
         self.staleness: list[int] = []
+        self.limits: ClientLimits | None = None
+        if federation.policy.bounds and simulation.config.simulation.baseline is None:
+            self.limits = ClientLimits(simulation.folder.reference())
 
     def train(
         self, engine: Engine, version: int, newest: bytes, clients: Sequence[tuple[int, str]]
@@ -258,18 +273,23 @@ class _Round(TrainedChunk):
         `newest` is the model of the round before this one.
         """
         simulation, staleness = self.simulation, self.number - 1 - version
-        federation, chunks = simulation.federation, simulation.chunks(clients)
+        reference = None if self.limits is None else self.limits.reference
+        federation, chunks = simulation.federation, simulation.chunks(clients, reference)
         self.staleness += [staleness] * len(clients)
         if not staleness:
             for chunk in engine.map(self.number, newest, chunks):
                 self.keep(chunk, self.aggregation)
                 self.evaluations |= chunk.evaluations
+            if self.limits is not None:
+                self.limits.add_waiting(self.aggregation)
             return
         model = simulation.folder.model_of(version)
         federation.load(model)
         stale = Aggregation(federation.model, federation.policy)
         for chunk in engine.map(version + 1, model, chunks):
             self.keep(chunk, stale)
+        if self.limits is not None:
+            self.limits.add_waiting(stale)
         federation.model = self.aggregation.model
         assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
         merge_stale(self.aggregation, stale, staleness)
@@ -284,8 +304,13 @@ class _Round(TrainedChunk):
         for client, own in chunk.own.items():
             folder.keep_own_model(client, self.number, own.model)
             self.alone.append(own.evaluation)
-        for update in chunk.updates:
-            aggregation.add(*update)
+        if self.limits is not None:
+            self.limits.note(chunk.figures, chunk.limited)
+        for client, update in chunk.updates.items():
+            if chunk.is_limited or self.limits is None:
+                aggregation.add(*update)
+            else:
+                self.limits.keep(client, update)
         if chunk.partial is not None:
             assert isinstance(aggregation, Aggregation)
             partial = decode_partial(chunk.partial, aggregation.model, aggregation.policy)

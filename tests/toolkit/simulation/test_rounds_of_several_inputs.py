@@ -35,6 +35,8 @@ held_out = "held_out.npz"
 [training]
 batch_size = {PLAN.batch_size}
 learning_rate = {PLAN.rate}
+[aggregation]
+bounds = false
 """
 KIND = '[[devices]]\nname = "phone"\nsubmodel = "full"\ncount = 2\n'
 

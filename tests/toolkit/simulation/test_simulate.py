@@ -20,6 +20,7 @@ from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import long_one
 from refusals import refused
+from toolkit.aggregation.reference import Reference
 from toolkit.simulation import results
 from toolkit.simulation import simulate as simulation
 from toolkit.simulation.results import RoundResult
@@ -134,7 +135,8 @@ def test_killed_in_every_write(
         history = simulation.simulate(file, tmp_path / "killed")
         assert without_times(history) == without_times(expected)
         assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
-    writes = 2 * (2 + 1 + 1)  # two clients, a model and a line in each round
+    # Two clients, a model and a line in each round, and the reference for the limits.
+    writes = 2 * (2 + 1 + 1 + ("width" not in kept))
     writes += 1 + (expected[1].accuracy > expected[0].accuracy)  # the best model
     assert writes <= number < writes + step
 
@@ -268,9 +270,11 @@ def test_the_model_of_the_best_round_is_kept(file: Path, tmp_path: Path) -> None
     accuracies = iter([0.2, 0.7, 0.4, 0.7, 0.6])
     run, models = results.RunFolder.finish_round, []
 
-    def finish(folder: results.RunFolder, result: RoundResult, model: bytes) -> None:
+    def finish(
+        folder: results.RunFolder, result: RoundResult, model: bytes, reference: Reference
+    ) -> None:
         models.append(model)
-        run(folder, msgspec.structs.replace(result, accuracy=next(accuracies)), model)
+        run(folder, msgspec.structs.replace(result, accuracy=next(accuracies)), model, reference)
 
     changed(file, PFEDME, "full")
     with pytest.MonkeyPatch.context() as patched:
@@ -281,7 +285,7 @@ def test_the_model_of_the_best_round_is_kept(file: Path, tmp_path: Path) -> None
             assert best == models[0 if rounds == 1 else 1]
     assert len(set(models)) == 5
     names = sorted(path.name for path in (tmp_path / "out" / "state").iterdir())
-    assert names == ["best-2", "model-5"]
+    assert names == ["best-2", "model-5", "reference-5"]
 
 
 def test_another_folder_stays_as_it_is(file: Path, tmp_path: Path) -> None:

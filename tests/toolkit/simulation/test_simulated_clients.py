@@ -71,6 +71,8 @@ def configured(folder: Path, specs: tuple[str, ...], seed: int, rounds: int = RO
         epochs = {PLAN.epochs}
         learning_rate = {PLAN.rate}
         weight_decay = {PLAN.weight_decay}
+        [aggregation]
+        bounds = false
         [simulation]
         data = "data.npz"
         participation = {SELECTED / len(specs)}

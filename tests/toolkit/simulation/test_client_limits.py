@@ -1,0 +1,102 @@
+"""Simulated updates are limited as in `serve`: by the first round's own figures, then by earlier
+rounds, in every engine and after a restart."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models_for_tests import CLASSES, INPUT_SHAPE
+from simulated_runs import Elsewhere, outcome
+from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.aggregation.reference import Reference, RoundLimits
+from toolkit.aggregation.update_limits import figures
+from toolkit.simulation import simulate
+from toolkit.simulation.chunks import ChunkTrainer
+from toolkit.simulation.results import RunFolder
+from toolkit.simulation.simulation_config import load_simulation
+
+KINDS = ("full", "low-rank:0.25,keep=1", "cp:2.0", "width:0.5")
+CLIENTS = 8
+
+
+@pytest.fixture
+def file(tmp_path: Path, seed: int) -> Path:
+    draw = np.random.default_rng(seed)
+    y = draw.integers(CLASSES, size=100)
+    x = draw.normal(size=(100, *INPUT_SHAPE)) + 2 * y[:, None, None, None]
+    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y)
+    kinds = "".join(
+        f'[[devices]]\nname = "kind-{n}"\nsubmodel = "{spec}"\ncount = {CLIENTS // len(KINDS)}\n'
+        for n, spec in enumerate(KINDS)
+    )
+    (tmp_path / "fleet.toml").write_text(
+        f"""
+        model = "models_for_tests:smooth_cnn"
+        input_shape = {list(INPUT_SHAPE)}
+        rounds = 3
+        [training]
+        batch_size = 8
+        [simulation]
+        data = "data.npz"
+        seed = {seed % 1000}
+        hostile = {{attack = "scale", count = 2, strength = 20}}
+        {kinds}"""
+    )
+    return tmp_path / "fleet.toml"
+
+
+def test_the_limits_are_those_of_aggregate_round_after_round(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Received] = []
+    train = ChunkTrainer._update
+
+    def training(self: ChunkTrainer, *given: Any) -> Received:
+        sent.append(train(self, *given))
+        return sent[-1]
+
+    first = simulate.prepare(load_simulation(file), RunFolder(tmp_path / "new"))
+    monkeypatch.setattr(ChunkTrainer, "_update", training)
+    history = simulate.simulate(file, tmp_path / "out")
+    model, policy, reference = first.federation.model, first.federation.policy, Reference()
+    for number, result in enumerate(history):
+        updates = sent[number * CLIENTS : (number + 1) * CLIENTS]
+        if not number:
+            reference = reference.completed([figures(u, model, policy) for u in updates])
+        limits = RoundLimits(reference)
+        model = aggregate(model, updates, policy, limits=limits)
+        reference = reference.after(limits.figures)
+        # Clients train in the order of their numbers: the kinds are in the order of the clients.
+        limited = {str(n): own for n, own in enumerate(limits.limited) if own is not None}
+        assert result.limited == pytest.approx(limited)
+        assert {str(client) for client in result.hostile or ()} <= limited.keys()
+    first.federation.load((tmp_path / "out" / "global.safetensors").read_bytes())
+    for name, value in first.federation.model.tensors.items():
+        torch.testing.assert_close(value, model.tensors[name], rtol=1e-5, atol=1e-6)
+
+
+def test_limits_are_the_same_in_every_engine_and_after_a_restart(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = simulate.simulate(file, tmp_path / "here")
+    assert all(result.limited for result in expected)
+    monkeypatch.setattr(simulate, "Processes", lambda setup, workers: Elsewhere(setup))
+    for rounds in (1, 3):
+        came = simulate.simulate(file, tmp_path / "elsewhere", rounds=rounds, workers=2)
+    assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
+
+
+def test_limits_can_be_turned_off(file: Path, tmp_path: Path) -> None:
+    file.write_text(file.read_text() + "\n[aggregation]\nbounds = false\n")
+    (result,) = simulate.simulate(file, tmp_path / "out", rounds=1)
+    assert result.limited is None
+
+
+def test_a_baseline_has_no_limits(file: Path, tmp_path: Path) -> None:
+    lines = [line for line in file.read_text().splitlines() if "hostile" not in line]
+    file.write_text("\n".join(lines).replace("[simulation]", '[simulation]\nbaseline = "local"'))
+    (result,) = simulate.simulate(file, tmp_path / "out", rounds=1)
+    assert result.limited is None
