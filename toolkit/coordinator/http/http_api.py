@@ -360,6 +360,18 @@ def status(caller: Annotated[object, Depends(_caller)], service: Service) -> Sta
     return service.status()
 
 
+class _DescribedApp(FastAPI):
+    """An app that writes its OpenAPI document when somebody first asks for it.
+
+    The document takes 0.2 s of processor time, and the rest of the app about 0.002 s.
+    """
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            super().openapi()["components"]["schemas"] |= schemas(MESSAGES)
+        return super().openapi()
+
+
 def create_app(
     coordinator: Coordinator, lifespan: Lifespan | None = None, page: Page | None = None
 ) -> FastAPI:
@@ -367,7 +379,7 @@ def create_app(
 
     The app must run behind RequestLimits, which checks credentials. The reference is at /docs.
     """
-    app = FastAPI(
+    app = _DescribedApp(
         title="EdgeTailor coordinator",
         description="Devices enrol, fetch bundles, train them and send updates back.",
         version="1",
@@ -381,6 +393,4 @@ def create_app(
     if coordinator.config.phones:
         app.router.routes.extend(join_routes(page))
     answer_problems(app)
-    document = app.openapi()  # the app keeps this object
-    document["components"]["schemas"] |= schemas(MESSAGES)
     return app
