@@ -151,6 +151,21 @@ def written_inputs(node: Node) -> Iterator[object]:
                 yield node.kwargs.get(argument.name, given)
 
 
+def keeps_new_value(node: Node) -> bool:
+    """Whether `node` stores a new value of a buffer that the model keeps, such as an average.
+
+    Recording stores each new value once, by `copy_`; see `recording/functional_form.py`.
+    """
+    written = node.args[0] if node.target is aten.copy_.default else None
+    return isinstance(written, Node) and written.op == "get_attr"
+
+
+def names_of_kept_values(graph: GraphModule) -> list[str]:
+    """The names of the tensors of which `graph` stores new values, see `keeps_new_value`."""
+    stored = (node.args[0] for node in graph.graph.nodes if keeps_new_value(node))
+    return [str(written.target) for written in stored if isinstance(written, Node)]
+
+
 def is_impure(node: Node) -> bool:
     """Whether `node` must stay in the graph even if no node reads it.
 

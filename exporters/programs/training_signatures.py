@@ -143,26 +143,27 @@ def train_signature(
     random = seed_port() if drops or augmentations else None
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
-        statistics = {b.name: feeds[b.name].clone() for b in buffers}
-        # Copy them: a batch norm writes into the statistics that it reads.
-        fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
-        fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
-
         seed = None if random is None else feeds[random.name]
         x = feeds["x"] if seed is None else augmented(feeds["x"], augmentations, seed)
 
-        def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+            # The graph writes into the buffers that it reads. torch.func only lets a function write
+            # into tensors that the function made, so these copies are made here.
+            statistics = {b.name: feeds[b.name].clone() for b in buffers}
+            fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
+            fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
             dropping = nullcontext() if seed is None or not drops else SeededDropout(seed)
             with dropping:
                 logits = run(graph, {**fixed, **trained, **statistics}, x, names)
             # The mask makes logits of absent classes zero; they get no gradient.
             value = target.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
             total = value if penalty is None else value + penalty({**fixed, **trained})
-            return total * feeds["rate"] if optimizer.scaled else total, value
+            scaled = total * feeds["rate"] if optimizer.scaled else total
+            return scaled, (value, statistics)
 
         # The step follows the gradient of the total, but reports only the loss (`has_aux`).
         current = select(feeds, parameters)
-        gradients, (_, value) = grad_and_value(minimized, has_aux=True)(current)
+        gradients, (_, (value, statistics)) = grad_and_value(minimized, has_aux=True)(current)
         new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
         results = {f"{key}+": tensor for key, tensor in {**new, **statistics}.items()}
         return {"loss": value, **results}

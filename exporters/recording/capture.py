@@ -18,6 +18,7 @@ from exporters.programs.output_parts import PREFERRED, described_parts
 from exporters.programs.recorded_graph import (
     MINIMUM_BATCH,
     input_node,
+    names_of_kept_values,
     output_node,
 )
 from exporters.programs.sample_ranges import describe_input
@@ -42,7 +43,12 @@ from exporters.recording.model_checks import (
 from exporters.recording.model_output import OutputForm, return_packed_output
 from exporters.recording.recording_comparison import check_recording
 from exporters.recording.replacements.custom_gradients import custom_gradient, own_gradients
-from exporters.recording.shared_tensors import first_names, tensors_by_all_names, twin_of
+from exporters.recording.shared_tensors import (
+    first_names,
+    kept_tensors,
+    tensors_by_all_names,
+    twin_of,
+)
 from exporters.recording.torch_export import exported
 from profiles.errors import EdgeTailorError, ModelError
 
@@ -166,24 +172,28 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         check_sizes(graph)
         check_operators(graph)
     check_deterministic(training, inference)
-    check_writes(training)
+    check_writes(training, inference, kept_tensors(model))
     output = output_node(training).meta["val"]
     check_output(output, input_node(training).meta["val"].shape[0])
     first, saved = first_names(tensors_by_all_names(model)), model.state_dict()
+    frozen = {n: v.detach() for n, v in model.named_parameters() if not v.requires_grad}
+    averaged = frozen.keys() & set(names_of_kept_values(training))
     captured = Captured(
         training=training,
         inference=inference,
         sample_shape=sample_shape,
         output_shape=tuple(int(size) for size in output.shape[1:]),
         parameters={n: v.detach() for n, v in model.named_parameters() if v.requires_grad},
-        frozen={n: v.detach() for n, v in model.named_parameters() if not v.requires_grad},
+        frozen={n: v for n, v in frozen.items() if n not in averaged},
         # Integer buffers only count batches; the model's function does not depend on them. Buffers
-        # that are not saved with the model are constants of the graph.
+        # that are not saved with the model are constants of the graph. Frozen parameters that the
+        # model itself changes, such as averages of other parameters, are state like buffers.
         buffers={
             name: v
             for name, v in model.named_buffers()
             if v.is_floating_point() and name in saved and first[name] == name
-        },
+        }
+        | {name: frozen[name] for name in averaged},
         sample_dtype=dtype,
         sample_limit=smallest_embedding(training),
         input_range=input_range,
@@ -308,7 +318,7 @@ def record_current_mode(
         ) from error
     use_first_names(graph, tensors_by_all_names(model))
     inline_regions(graph)
-    make_functional(graph)
+    make_functional(graph, kept_tensors(model))
     clean_up(graph)
     describe_input(graph, input_range_of(model), parts_of_model(model))
     return graph

@@ -4,17 +4,21 @@
 that read x or a view of x after the write then read y or the same view of y. A write through a
 view becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
 
+A write into a buffer that is saved with the model, such as an average, also becomes a new value.
+One `copy_` after the last write stores it, and nothing in the graph reads the buffer after that.
+
 Nodes that share memory are known exactly: recording keeps the storage of every value.
 """
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import SymInt, Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from exporters.programs.recorded_graph import writes_in_place
+from exporters.programs.recorded_graph import writes_in_place, written_inputs
 
 aten = torch.ops.aten
 RESHAPES = (
@@ -26,6 +30,7 @@ RESHAPES = (
     "squeeze",
     "contiguous",
     "alias",
+    "detach",
     "to",
     "type_as",
 )
@@ -40,21 +45,26 @@ SCATTERS = {
 """Views of some elements, and the operators that write such a view into the whole tensor."""
 
 
+UNTRACKED = "without gradient"
+"""The key in a node's `meta` that marks operators under `torch.no_grad`."""
+
+
 class NoFunctionalForm(Exception):  # noqa: N818 - users never see it
     """A write cannot be replaced by a new value."""
 
 
-def make_functional(module: GraphModule) -> None:
-    """Replace the in-place writes of `module`, except those into its own tensors.
+def make_functional(module: GraphModule, kept: Collection[str]) -> None:
+    """Replace the in-place writes of `module`, except those into own tensors that must not change.
 
     Args:
         module: A recorded graph. The graph stays unchanged if one of its writes has no functional
             form.
+        kept: The names of the own tensors that may change: those that are saved, but not trained.
     """
     copied, twins = Graph(), dict[Node, Node]()
     copied.output(copied.graph_copy(module.graph, twins))
     copied.output_node().meta = dict(module.graph.output_node().meta)
-    writes = Writes(copied)
+    writes = Writes(copied, kept)
     if not writes.pending:
         return
     try:
@@ -77,10 +87,12 @@ class Writes:
         pending: The writes to replace.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, kept: Collection[str]) -> None:
         self._graph = graph
         self._memory = {n: m for n in graph.nodes if (m := memory_of(n)) is not None}
-        own = {self._memory.get(n) for n in graph.find_nodes(op="get_attr")}
+        read = graph.find_nodes(op="get_attr")
+        self._kept = {self._memory[n]: n for n in read if str(n.target) in kept}
+        own = {self._memory.get(n) for n in read} - self._kept.keys()
         self.pending = [
             n for n in graph.nodes if writes_in_place(n) and self._memory.get(n) not in own
         ]
@@ -93,7 +105,9 @@ class Writes:
         """The tensor that `node` is a view of; for a part of a split, the whole tensor."""
         if node.op != "call_function":
             return None
-        read = node.args[0] if node.args else None
+        read: object = node.args[0] if node.args else None
+        if writes_in_place(node):
+            read = next(written_inputs(node))
         if node.target is operator.getitem and isinstance(read, Node) and read not in self._memory:
             read = read.args[0] if read.args else None
         same = isinstance(read, Node) and self._memory.get(read) == self._memory[node]
@@ -115,8 +129,20 @@ class Writes:
                     self._write(node)
                 elif (version := self._version(node)) is not None:
                     self._values[node] = version, node
+        for memory, buffer in self._kept.items():
+            self._store(memory, buffer)
         for node in reversed(self.pending):
             self._graph.erase_node(node)
+
+    def _store(self, memory: int, buffer: Node) -> None:
+        """Let the graph store the last value of `buffer` after the last write into it."""
+        writes = [write for write in self.pending if self._memory[write] == memory]
+        if not writes:
+            return
+        _, value = self._values[buffer]
+        with self._graph.inserting_before(writes[-1]):
+            value = self._call(writes[-1], aten.detach.default, (value,), buffer)
+            self._call(writes[-1], aten.copy_.default, (buffer, value), buffer)
 
     def _version(self, node: Node) -> int | None:
         """The version of the memory of `node`; None if nothing writes to it."""
@@ -146,6 +172,8 @@ class Writes:
     def _write(self, write: Node) -> None:
         """Replace `write`. From now on, its memory holds the result."""
         node, value = self._viewed[write], self._functional(write)
+        if write.meta.get(UNTRACKED) and self._memory[write] in self._kept:
+            value = self._call(write, aten.detach.default, (value,), write)
         changed = [(write, value), (node, value)]
         while node in self._viewed:
             viewed = self._viewed[node]
@@ -160,8 +188,10 @@ class Writes:
     def _functional(self, write: Node) -> Node:
         """Add a node that computes the result of `write` and changes no input."""
         schema: Any = write.target._schema  # type: ignore[union-attr]
-        written, *rest = write.args
         name = schema.name.removeprefix("aten::")
+        if schema.arguments[-1].is_out:
+            return self._without_out(write)
+        written, *rest = write.args
         if name == "copy_" and alike(rest[0], written):
             return rest[0]  # type: ignore[return-value]
         if name in ("copy_", "fill_") and isinstance(rest[0], Node):
@@ -181,6 +211,15 @@ class Writes:
         if twin is None or len(changed) != 1:
             raise NoFunctionalForm
         return self._call(write, twin, write.args, write, write.kwargs)
+
+    def _without_out(self, write: Node) -> Node:
+        """Add a node that computes what `write` puts into its argument `out`."""
+        twin, arguments = without_write(write.target), dict(write.kwargs)
+        written = arguments.pop("out", None)
+        if twin is None or not isinstance(written, Node):
+            raise NoFunctionalForm
+        value = self._call(write, twin, write.args, write, arguments)
+        return self._call(write, aten.expand_as.default, (value, written), written)
 
     def _write_view(self, write: Node, view: Node, whole: Node, value: Node) -> Node:
         """Add a node that computes `whole` with the new `value` in the part that `view` shows."""
@@ -231,12 +270,13 @@ def without_write(target: Any) -> Any:
     packet = getattr(aten, schema.name.removeprefix("aten::").removesuffix("_"), None)
     overloads = [] if packet is None else packet.overloads()
     same = schema.overload_name or "default"
-    types = [str(argument.type) for argument in schema.arguments]
+    types = [str(argument.type) for argument in schema.arguments if not argument.is_out]
     for name in sorted(overloads, key=lambda name: name != same):
         twin = getattr(packet, name)
         if [str(argument.type) for argument in twin._schema.arguments] == types:
             return twin
-    return getattr(packet, same) if same in overloads else None
+    is_twin = same in overloads and not schema.arguments[-1].is_out
+    return getattr(packet, same) if is_twin else None
 
 
 def alike(first: object, second: object) -> bool:

@@ -16,6 +16,7 @@ from exporters.programs.recorded_graph import (
     is_integer_attribute,
     writes_in_place,
 )
+from exporters.recording.functional_form import UNTRACKED
 from exporters.recording.model_checks import NUMBERS
 from exporters.recording.shared_tensors import first_names
 from exporters.recurrence.dropout_between_layers import split_at_dropouts
@@ -144,6 +145,9 @@ def inline_regions(graph: GraphModule) -> None:
             continue
         inside = getattr(graph, region.target)
         inline_regions(inside)
+        if not enabled:
+            for write in filter(writes_in_place, inside.graph.nodes):
+                write.meta[UNTRACKED] = True
         own = dict(zip(inside.graph.find_nodes(op="placeholder"), inputs, strict=True))
         with graph.graph.inserting_before(node):
             results = graph.graph.graph_copy(inside.graph, own)
@@ -238,7 +242,7 @@ def is_batch_counter(graph: GraphModule, node: Node) -> bool:
     counted: Any = node.args[0] if node.args else None
     if node.target is aten.copy_.default:  # `self.count += 1` also assigns
         return is_integer_attribute(graph, counted) and is_batch_counter(graph, node.args[1])  # type: ignore[arg-type]
-    if node.target is not aten.add_.Tensor:
+    if node.target not in (aten.add_.Tensor, aten.add.Tensor):
         return False
     # A module that runs twice in one pass counts twice: the second addition reads the first.
     return is_integer_attribute(graph, counted) or (

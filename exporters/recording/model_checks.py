@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from exporters.programs import source_lines
 from exporters.programs.dropout import SEEDED, UNIFORM, dropout_rate
-from exporters.programs.recorded_graph import module_of, written_inputs
+from exporters.programs.recorded_graph import keeps_new_value, module_of, written_inputs
 from exporters.recording.shared_tensors import first_names
 from profiles.errors import ModelError
 
@@ -368,19 +369,39 @@ def drawn_by(node: Node) -> dict[str, str]:
     }
 
 
-def check_writes(graph: GraphModule) -> None:
-    """Raise ModelError if the model changes a parameter or buffer, except in a batch norm."""
+def check_writes(training: GraphModule, inference: GraphModule, kept: Collection[str]) -> None:
+    """Raise ModelError if the model changes a tensor of its own that must stay as it is.
+
+    In training, the model may change the tensors in `kept`. In a prediction, it may change none.
+    """
+    check_training_writes(training, kept)
+    for node in filter(keeps_new_value, inference.graph.nodes):
+        (written, _) = node.args
+        assert isinstance(written, Node)
+        raise ModelError(
+            "The model changes its own tensor {tensor!r} when it predicts{place}. A prediction "
+            "must leave the model as it is: change the tensor only `if self.training:`.",
+            code="model.writes-own-tensor",
+            tensor=str(written.target),
+            place=source_lines.place_of_node(node),
+        )
+
+
+def check_training_writes(graph: GraphModule, kept: Collection[str]) -> None:
+    """Raise ModelError if a training step changes own tensors of the model that are not `kept`."""
     for node, written in ((n, w) for n in graph.graph.nodes for w in written_inputs(n)):
         # A write through a view, for example `weight[0].zero_()`, changes the viewed tensor.
         while isinstance(written, Node) and any(word in str(written.target) for word in VIEWS):
             written = written.args[0]
-        if isinstance(written, Node) and written.op == "get_attr":
+        if not isinstance(written, Node) or written.op != "get_attr":
+            continue
+        if not keeps_new_value(node) or str(written.target) not in kept:
             raise ModelError(
-                "The model changes its own tensor {tensor!r} when it runs ({operator}){place}; "
-                "only batch norms may do so. Compute with a changed copy instead, as in "
-                "F.linear(x, weight.clamp(-1, 1)). Remove max_norm of an embedding, spectral norm "
-                "(weight norm can be exported), and averages or counts that the model keeps itself "
-                "and reads.",
+                "The model changes its own tensor {tensor!r} when it runs ({operator}){place}. A "
+                "model may only change buffers and frozen parameters that are float32 and saved "
+                "with it, such as averages. Compute with a changed copy of any other tensor, as in "
+                "F.linear(x, weight.clamp(-1, 1)), count in a float32 buffer, and remove max_norm "
+                "of an embedding.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 operator=str(node.target),

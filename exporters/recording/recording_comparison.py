@@ -81,7 +81,7 @@ def original_results(
     computed in training mode alone.
     """
     # A copy: running the model updates the statistics of its batch norms.
-    original = twin_of(model).train(training)
+    original = twin_of(model, captured.buffers).train(training)
     graph = captured.training if training else captured.inference
     packing: AbstractContextManager[None] = nullcontext()
     if packs_sequences(graph):
@@ -190,9 +190,9 @@ def check_state(
         ):
             continue
         raise ModelError(
-            "The model assigns a new value to its own tensor {tensor!r} when it trains{place}; "
-            "only batch norms may change theirs. Use nn.BatchNorm for averages of a batch, and "
-            "remove other averages that the model keeps itself.",
+            "The model changes its own tensor {tensor!r} when it trains{place}, but the recording "
+            "does not. Write a new value of the same shape and type into the tensor, as in "
+            "self.mean.copy_(new).",
             code="model.writes-own-tensor",
             tensor=name,
             place=source_lines.place_of_assignment(model, name),

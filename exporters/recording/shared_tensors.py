@@ -5,7 +5,7 @@ know such a tensor only by its first name.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -47,16 +47,17 @@ def tensors_by_all_names(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def twin_of(model: nn.Module) -> nn.Module:
+def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
     """Copy `model`, but share the numbers of its parameters.
 
-    Running the copy changes no parameters, because models that write into them are refused. Running
-    the copy may change buffers, such as the statistics of batch norms, so buffers are copied.
+    Running the copy may change buffers, such as the statistics of batch norms, and the parameters
+    in `changing`, so these are copied. It changes no other parameters, because models that write
+    into them are refused.
     """
     parameters = {
         id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
-        for parameter in model.parameters()
-        if type(parameter) is nn.Parameter
+        for name, parameter in model.named_parameters()
+        if type(parameter) is nn.Parameter and name not in changing
     }
     attributes = [value for module in model.modules() for value in vars(module).values()]
     # Scripted functions, such as activations, cannot be copied; they have no state.
@@ -64,3 +65,16 @@ def twin_of(model: nn.Module) -> nn.Module:
     # Neither can computed weights, which torch.nn.utils.weight_norm computes again for each run.
     computed = {id(v): v.detach() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
     return copy.deepcopy(model, memo={**parameters, **scripted, **computed})
+
+
+def kept_tensors(model: nn.Module) -> set[str]:
+    """The first names of the float tensors that are saved with `model` but not trained.
+
+    A model may change these while it trains, for example to keep averages.
+    """
+    first, saved = first_names(tensors_by_all_names(model)), model.state_dict()
+    return {
+        first[name]
+        for name, value in tensors_by_all_names(model).items()
+        if name in saved and value.is_floating_point() and not value.requires_grad
+    }

@@ -26,6 +26,7 @@ from exporters.recording.random_draws import (
     draws_outside_torch,
     line_of_draw,
 )
+from exporters.recording.replacements.assigned_buffers import assignments_write
 from exporters.recording.replacements.complex_context import ComplexPairs
 from exporters.recording.replacements.custom_gradients import recorded_functions
 from exporters.recording.replacements.fourier import FOURIER
@@ -52,6 +53,7 @@ def recording_context() -> Iterator[None]:
         without_layouts(),
         lines_of_users(),
         integers_stay_tensors(),
+        assignments_write(),
         replaced_functions(),
         recorded_functions(),
         uniform_draws(FORMS | FOURIER, ComplexPairs),

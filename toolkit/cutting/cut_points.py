@@ -16,6 +16,7 @@ from device_agent.formats.manifest import RecordedDtype
 from exporters.programs.recorded_graph import (
     attributes_read,
     input_node,
+    keeps_new_value,
     module_of,
     output_node,
     writes_in_place,
@@ -78,7 +79,10 @@ class Cutter:
         self.captured, self.recording = captured, recording
         self.training = SampleFlow(captured.training)
         self.inference = SampleFlow(captured.inference)
-        writing = next((n for n in self.training.operators if writes_in_place(n)), None)
+        writing = next(
+            (n for n in self.training.operators if writes_in_place(n) and not keeps_new_value(n)),
+            None,
+        )
         if writing is not None:
             raise ModelError(
                 "The model writes in place ({operator} in {module!r}), so the values at a cut are "

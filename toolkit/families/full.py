@@ -20,7 +20,9 @@ class Full(Family):
         entries = (
             *dense_tensor_entries(captured, captured.parameters, "parameter"),
             *dense_tensor_entries(captured, captured.frozen, "frozen"),
-            *dense_tensor_entries(captured, captured.buffers, statistics_role(request.training)),
+            *dense_tensor_entries(
+                captured, captured.buffers, statistics_role(request.training, captured)
+            ),
         )
 
         def cut(weights: GlobalModel) -> dict[str, Tensor]:

@@ -51,7 +51,9 @@ class Width(Family):
             replace(entry, part=ranges.get(entry.name))
             for entry in (
                 *dense_tensor_entries(small, small.parameters, "parameter"),
-                *dense_tensor_entries(small, small.buffers, statistics_role(request.training)),
+                *dense_tensor_entries(
+                    small, small.buffers, statistics_role(request.training, small)
+                ),
                 *dense_tensor_entries(small, small.frozen, "frozen"),
             )
         )

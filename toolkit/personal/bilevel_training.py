@@ -229,7 +229,7 @@ def bilevel_submodel(
             None if there are no factors.
     """
     training, target = request.training, objective_of(request.training.loss, captured)
-    tracked = dense_tensor_entries(captured, captured.buffers, statistics_role(training))
+    tracked = dense_tensor_entries(captured, captured.buffers, statistics_role(training, captured))
     buffers = [entry for entry in tracked if entry.role == "buffer"]
     static = [entry for entry in tracked if entry.role == "frozen"]
     frozen = (*static, *dense_tensor_entries(captured, captured.frozen, "frozen"))

@@ -82,7 +82,7 @@ def slice_tensors(
 
     # Batch norms after the cut train; those before it only predict.
     statistics = rewritten.tensor_entries(
-        captured, read_from(captured.buffers), statistics_role(training)
+        captured, read_from(captured.buffers), statistics_role(training, captured)
     )
     frozen = rewritten.tensor_entries(captured, read_from({*captured.frozen, *cut.fixed}), "frozen")
     trained = captured.parameters.keys() - cut.fixed

@@ -205,7 +205,9 @@ def rewritten_submodel(request: SplitRequest, rewritten: Rewritten) -> Submodel:
         captured = capture(rewritten.model, request.sample_shape)
     entries = (
         *rewritten.tensor_entries(captured, captured.parameters, "parameter"),
-        *rewritten.tensor_entries(captured, captured.buffers, statistics_role(request.training)),
+        *rewritten.tensor_entries(
+            captured, captured.buffers, statistics_role(request.training, captured)
+        ),
         *rewritten.tensor_entries(captured, captured.frozen, "frozen"),
     )
     return one_step_submodel(

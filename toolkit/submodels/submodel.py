@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from device_agent.formats.manifest import Role, TensorEntry
 from exporters.int8_quantization import int8_bytes
 from exporters.programs.program import Program
+from exporters.programs.recorded_graph import names_of_kept_values
 from exporters.recording.capture import capture
 from exporters.recording.captured import Captured
-from profiles.errors import UpdateError
+from profiles.errors import ModelError, UpdateError
 from toolkit.submodels.capacity import Counts
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -138,9 +139,21 @@ def element_count(shape: Sequence[int]) -> int:
     return total
 
 
-def statistics_role(training: TrainingConfig) -> Role:
-    """The role of running statistics: `buffer` if devices update them, else `frozen`."""
-    return "buffer" if training.batch_norm == "global" else "frozen"
+def statistics_role(training: TrainingConfig, captured: Captured) -> Role:
+    """The role of running statistics: `buffer` if devices update them, else `frozen`.
+
+    Raises ModelError if devices must not update them, but the model itself changes others.
+    """
+    if training.batch_norm == "global":
+        return "buffer"
+    for name in names_of_kept_values(captured.training):
+        raise ModelError(
+            'With batch_norm = "static" devices change no statistics, but the model changes its '
+            'own tensor {tensor!r}. Set batch_norm to "global".',
+            code="model.static-state",
+            tensor=name,
+        )
+    return "frozen"
 
 
 def dense_tensor_entries(

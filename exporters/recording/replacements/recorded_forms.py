@@ -321,8 +321,14 @@ def data_of(_: Any, x: Tensor) -> Tensor:
     return x.detach()
 
 
-def set_data(_: Any, x: Tensor, value: Tensor) -> NoReturn:
-    """`x.data = value`. Raises ModelError, because a graph cannot replace the data of a tensor."""
+def set_data(_: Any, x: Tensor, value: Tensor) -> None:
+    """`x.data = value`: a write into `x`, without a gradient.
+
+    Raises ModelError for parameters and for values of another shape.
+    """
+    if not x.requires_grad and x.shape == value.shape:
+        x.detach().copy_(value.detach())
+        return
     raise ModelError(
         "The model replaces the `data` of a tensor{place}. Compute with the new value instead, as "
         "in F.linear(x, weight.clamp(-1, 1)).",
