@@ -1,6 +1,7 @@
 """The status of the fleet, for `edgetailor-agent status`."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
@@ -51,12 +52,12 @@ def own_lines(state: Path) -> list[str]:
 def lines(status: Status) -> list[str]:
     """Format the status of the fleet in lines of text.
 
-    The round comes first. Each device then has a line, and a second line if it has a note.
+    The round comes first. Each listed device then has a line, and a second line if it has a note.
     """
     head = f"{round_of(status.round, status.rounds)}, {status.state}"
     # Devices that have left or are absent are still listed, but their places are free.
     if status.state == "enrolling":
-        members = sum(device.state not in (ABSENT, LEFT) for device in status.devices)
+        members = sum(n for state, n in _states(status).items() if state not in (ABSENT, LEFT))
         head += f" ({have_joined(members, status.expected_devices)})"
     if status.history:
         current = [result for result in status.history if result.round == status.model_round]
@@ -79,7 +80,24 @@ def lines(status: Status) -> list[str]:
         *(head, *selected, *_worst_class(status), *_judgement(status), *warnings, *preparing),
         *(too_many if status.closed_connections else []),
         *_rows(status.devices),
+        *_not_listed(status),
     ]
+
+
+def _states(status: Status) -> Mapping[str, int]:
+    """The number of devices by state."""
+    return status.states or Counter(device.state for device in status.devices)
+
+
+def _not_listed(status: Status) -> list[str]:
+    """Lines about the devices that `status` does not list; empty if it lists all."""
+    states = _states(status)
+    more = sum(states.values()) - len(status.devices)
+    if not more:
+        return []
+    all_ = ", ".join(f"{count:,} {state}" for state, count in states.items())
+    text = f"and {counted(more, 'more device')} (`edgetailor devices` lists them); of all: {all_}"
+    return wrapped("  ", text)
 
 
 def _worst_class(status: Status) -> list[str]:

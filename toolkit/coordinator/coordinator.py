@@ -15,6 +15,7 @@ from device_agent.formats.protocol.fleet import (
     ABSENT,
     LEFT,
     LEFT_OUT,
+    MOST_LISTED,
     STOPPED,
     Preparation,
     RoundResult,
@@ -275,7 +276,7 @@ class Coordinator(
                 self.preparations[task] = preparation
 
     def status(self) -> Status:
-        """The status of the whole fleet."""
+        """The status of the whole fleet, which lists the first devices only."""
         history = self.store.history()
         current = self.store.current_round()
         newest = self.released.newest
@@ -285,7 +286,8 @@ class Coordinator(
                 round=self.rounds.round,
                 rounds=self.rounds.total or 0,
                 expected_devices=self.rounds.expected,
-                devices=self.device_statuses(self.store.registry.devices()),
+                devices=self.device_statuses(self.store.registry.devices()[:MOST_LISTED]),
+                states=self.states(),
                 history=newest_rounds(history, current),
                 model_round=current,
                 kinds=len(self.config.devices),

@@ -263,9 +263,16 @@ class Preparation:
         return f"{verb} {self.number} of {self.total}: {self.submodel}"
 
 
+MOST_LISTED = 200
+"""A status lists only so many devices, so that it stays small in a large fleet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """The whole fleet.
+
+    `devices` lists the first MOST_LISTED devices, in the order in which they joined. `states` has
+    the number of all devices by state; earlier versions do not send it, and list all devices.
 
     `round` counts from 1; it is 0 while devices enrol. With `rounds` = 0 there is no last round.
 
@@ -298,3 +305,4 @@ class Status:
     key: str = ""
     release: int | None = None
     selected: SelectedDevices | None = None
+    states: dict[str, int] = field(default_factory=dict)

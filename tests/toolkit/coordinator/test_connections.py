@@ -1,15 +1,17 @@
 """Which connections are kept when there are too many: real sockets, and few file descriptors."""
 
+import asyncio
 import json
 import re
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -315,6 +317,77 @@ def test_polls_whose_answers_nobody_reads_are_not_answered(
         assert poll not in taken[before:]
         loop.call_soon_threadsafe(connection.resume_writing)
         assert whole_answer(made).startswith(b"HTTP/1.1 200 ")
+
+
+class StandingLoop:
+    """The timers of a loop whose clock is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.made = 0.0, 0
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        self.made += 1
+        self.timers.append(asyncio.TimerHandle(self.now + delay, call, (), self))
+        return self.timers[-1]
+
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, timer: asyncio.TimerHandle) -> None:
+        pass
+
+    def move(self, seconds: float) -> None:
+        self.now += seconds
+        due = [timer for timer in self.timers if timer.when() <= self.now]
+        self.timers = [timer for timer in self.timers if timer not in due]
+        for timer in due:
+            if not timer.cancelled():
+                timer._run()
+
+
+class Wire:
+    """A connection on which answers are written; it notes that it was closed."""
+
+    def __init__(self) -> None:
+        self.written, self.is_closed = b"", False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_extra_info(self, name: str) -> object:
+        return None
+
+
+def test_polls_keep_a_connection_open_and_make_few_timers(server: Server) -> None:
+    """A timer for each poll would cost more than the poll. An idle connection is closed."""
+    loop, wire, settings = StandingLoop(), Wire(), server._uvicorn
+    polls = SimpleNamespace(answer=lambda data: b"short", learn=lambda *about: None)
+    opened = OpenConnections(MinuteLog(), lambda: 100)
+    connection = connection_limits.Connection(
+        opened, polls, settings.config, settings.server_state, {}, _loop=loop
+    )
+    connection.connection_made(wire)
+    for _ in range(200):
+        connection.data_received(b"x")
+        loop.move(1.0)
+    assert wire.written == 200 * b"short"
+    assert loop.made < 10
+    loop.move(KEEP_ALIVE_S - 2)
+    assert not wire.is_closed
+    loop.move(2)
+    loop.move(2)
+    assert wire.is_closed
+    connection.connection_lost(None)
 
 
 def test_polls_of_devices_that_left_are_forgotten(server: Server) -> None:

@@ -15,6 +15,8 @@ import pytest
 from device_agent.formats.manifest import WEIGHTS
 from device_agent.formats.protocol.rounds import Progress
 from large_fleet import LargeFleet
+from toolkit.coordinator import coordinator
+from toolkit.coordinator.coordinator import Coordinator
 
 FEW, MANY = 20, 400
 
@@ -136,6 +138,34 @@ def test_a_request_costs_the_same_with_twenty_times_the_devices(
     assert many.steps == few.steps
     assert few.calls <= many.calls <= few.calls + 5
     assert many.allocated <= few.allocated + 4000
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda coordinator: coordinator.overview(),
+        lambda coordinator: coordinator.status(),
+        lambda coordinator: coordinator.device_page(3, 10),
+        lambda coordinator: coordinator.device_page(3, 10, sort="seen", descending=True),
+    ],
+    ids=["overview", "status", "page", "sorted page"],
+)
+def test_what_the_operator_sees_does_not_grow_with_the_devices(
+    fleets: list[LargeFleet],
+    look: Callable[[Coordinator], object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some references to each device and a key to sort by are allowed, but no description of it."""
+    monkeypatch.setattr(coordinator, "MOST_LISTED", 10)
+    works = []
+    for fleet in fleets:
+        look(fleet.coordinator)  # caches
+        with counting(fleet) as work:
+            look(fleet.coordinator)
+        works.append(work)
+    few, many = works
+    assert many.allocated - few.allocated <= 200 * (MANY - FEW)
+    assert few.allocated > 2000
 
 
 def test_files_are_dropped_by_name(tmp_path: Path) -> None:

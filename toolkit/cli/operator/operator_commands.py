@@ -109,9 +109,9 @@ def devices(
 @federation_option
 @json_option
 def status(watch: bool, federation: Path | None, as_json: bool) -> None:
-    """Show the round, the model and the devices.
+    """Show the round, the model and the first 200 devices.
 
-    Shows them for a running federation.
+    Shows them for a running federation. `edgetailor devices` lists all devices.
     """
     from device_agent.federation.fleet_status import lines
 

@@ -42,6 +42,8 @@ class Connection(H11Protocol):
         self._cycle: RequestResponseCycle | None = None
         self._timeout: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
         self.app_state = {**self.app_state, CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,10 +62,7 @@ class Connection(H11Protocol):
             self._cancel_timeout()
             self.transport.write(answer)
             self._opened.rank(self, Rank.IDLE)
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self._opened.keep_alive_s, self.timeout_keep_alive_handler
-            )
+            self._wait_for_poll()
             return
         super().data_received(data)
         self._note_request()
@@ -101,7 +100,29 @@ class Connection(H11Protocol):
         self._opened.remove(self)
         self._cancel_timeout()
         self._cancel_unread()
+        if self._idle is not None:
+            self._idle.cancel()
         super().connection_lost(exc)
+
+    def _wait_for_poll(self) -> None:
+        """Keep the connection open until it has been idle for too long.
+
+        One timer serves many polls: to make one for each would cost more than the answer.
+        """
+        self._unset_keepalive_if_required()
+        self._idle_since = self.loop.time()
+        if self._idle is None:
+            self._idle = self.loop.call_later(self._opened.keep_alive_s, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        self._idle = None
+        if self.timeout_keep_alive_task is not None or not self._at_rest():
+            return  # another request has come since, and uvicorn limits the time after it
+        left = self._idle_since + self._opened.keep_alive_s - self.loop.time()
+        if left > 0:
+            self._idle = self.loop.call_later(left, self._close_if_idle)
+        else:
+            self.timeout_keep_alive_handler()
 
     def _at_rest(self) -> bool:
         """Whether the next byte begins a request."""

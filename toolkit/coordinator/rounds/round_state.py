@@ -163,6 +163,10 @@ class Rounds:
         """The devices that take part in rounds: they have not stopped and are not excluded."""
         return self.devices - self.stopped - self.left_out - self.paused
 
+    def _is_present(self, device: str) -> bool:
+        absent = device in self.stopped or device in self.left_out or device in self.paused
+        return device in self.devices and not absent
+
     def stop(self, device: str) -> None:
         """Stop waiting for `device`, in this round and in later ones."""
         self.stopped.add(device)
@@ -414,9 +418,8 @@ class Rounds:
         """The fewest updates that the open round may close with."""
         if self.goal is not None:
             return self.goal.needed
-        return fewest_updates(
-            len(self._offers), len(self._members & self.present), self.min_updates, self.quorum
-        )
+        members = sum(map(self._is_present, self._members))  # a set of thousands takes a megabyte
+        return fewest_updates(len(self._offers), members, self.min_updates, self.quorum)
 
     @property
     def _quorum(self) -> int | None:
