@@ -43,7 +43,7 @@ class AggregationPolicy:
         rule: `mean` is the weighted mean. The others limit what hostile devices can do, give all
             updates the same weight, and need all updates of a round together: `trimmed` leaves out
             the lowest and highest 30% of the values of each element, `median` takes the middle,
-            and `krum` leaves out the updates that are farthest from the others.
+            and `krum` leaves out the updates whose parameters are farthest from the others'.
         server_optimizer: Takes the change that the round would make as a gradient and keeps moments
             from round to round, see `server_optimizers.py`: `fedavgm`, `fedadam` or `fedyogi`. None
             moves the model by the change itself.

@@ -133,7 +133,8 @@ class RuleAggregation:
         alone = self._held_by_factors_alone(among)
         for name, old in self._received_means(among).items():
             if name not in alone:
-                self._result.mean.add({name: self._new(name, old, among)}, 1.0)
+                new = self._new(name, old, among, is_statistic(name))
+                self._result.mean.add({name: new}, 1.0)
         self._changes.close()
         return self._result.finished(self._result.moved_factors())
 
@@ -183,11 +184,16 @@ class RuleAggregation:
                 means.add({name: old}, 1.0, held.places)
         return {name: means.take(name, self.model.tensors[name]) for name in [*means.sums]}
 
-    def _new(self, key: str, old: Tensor, among: list[int]) -> Tensor:
-        """`old` moved by the rule, float32. Elements that no update `among` holds stay."""
+    def _new(self, key: str, old: Tensor, among: list[int], statistic: bool = False) -> Tensor:
+        """`old` moved by the rule, float32. Elements that no update `among` holds stay.
+
+        Krum compares parameters, so it may keep an update with wrong statistics: of these it takes
+        the median.
+        """
+        rule = "median" if statistic and self.policy.rule == "krum" else self.policy.rule
         new = old.detach().double().numpy().ravel().copy()
         for piece in self._changes.pieces(key, among):
-            match self.policy.rule:
+            match rule:
                 case "trimmed":
                     change = trimmed_mean(piece.changes)
                 case "median":

@@ -270,6 +270,24 @@ def test_a_hostile_minority_is_bounded(rule: Rule, seed: int) -> None:
         assert (came <= values.max(0) + 1e-6).all()
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_hostile_statistics_are_bounded(rule: Rule) -> None:
+    """Krum keeps the update with honest parameters and a variance of 1e6, and takes the median."""
+    table = (
+        entry("w", (2,), "w"),
+        entry("bn.running_var", (2,), "bn.running_var", role="buffer"),
+    )
+    model = GlobalModel({name: torch.ones(2) for name in ("w", "bn.running_var")})
+    honest = [np.float32(1 + 0.1 * number) for number in range(6)]
+    fleet = [
+        (record_of("full", 5, table), {"w": np.full(2, v), "bn.running_var": np.full(2, v)})
+        for v in honest
+    ]
+    fleet[2][1]["bn.running_var"] = np.full(2, 1e6, np.float32)
+    new = aggregate(model, fleet, AggregationPolicy(rule=rule)).tensors["bn.running_var"]
+    assert bool(((new >= 1) & (new <= 1.5)).all())
+
+
 def test_rows_of_other_classes_are_not_compared(seed: int) -> None:
     """With a masked loss a device has only the rows of its classes."""
     table = (TensorEntry(name="head", role="parameter", dtype="float32", shape=(3, 2),
