@@ -35,7 +35,7 @@ class Finding:
 
     @classmethod
     def fail(cls, check: str, detail: str, remedy: str | None) -> Self:
-        """A check that failed: this device cannot work. The detail may include the remedy."""
+        """A check that failed: this device cannot work. If `remedy` is None, `detail` names it."""
         return cls(check=check, result="FAIL", detail=detail, remedy=remedy)
 
     @classmethod

@@ -40,11 +40,11 @@ class TrustedKey:
         self._key = folder.member().key
 
     def check(self, check: Callable[[str], None]) -> None:
-        """Call `check`, which checks a message of the coordinator, with the trusted key.
+        """Call `check` with the trusted key, to check a message of the coordinator.
 
-        If another key has signed the message, this asks whether the coordinator has a new key, and
-        checks the message again with that. A device that joined when coordinators had no keys
-        checks nothing.
+        If another key has signed the message, ask whether the coordinator has a new key, and call
+        `check` again with the new key. Nothing is checked on a device that joined when
+        coordinators had no keys.
 
         Raises:
             TrustError: The message cannot be trusted, or the new key cannot.
@@ -105,7 +105,7 @@ def check_named_key(
 ) -> None:
     """Check `key` of an answer to a join against the `fingerprint` of the token.
 
-    Raises TrustError if it is another key, and does not follow from that of the token.
+    Raises TrustError if `key` is neither the key of the token nor a later key that follows it.
     """
     try:
         check_key(key, fingerprint, client.url)

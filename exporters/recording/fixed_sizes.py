@@ -112,9 +112,9 @@ def fixed_batch_error(reason: str, line: str) -> ModelError:
 
 
 def shape_remedy(reason: str) -> str:
-    """What to do about a size that does not fit, as text that follows torch's `reason`; or empty.
+    """The remedy for torch's error `reason` about sizes that do not fit; empty if none is known.
 
-    In the `reason`, the number of samples is called `batch`.
+    The text continues the `reason`, in which the number of samples is called `batch`.
     """
     view = re.search(r"shape '\[(.*?)\]' is invalid for input of size", reason)
     if view is not None and re.search(r"-1|batch", view[1]):

@@ -295,10 +295,10 @@ def check_operators(graph: GraphModule) -> None:
 def reads_number(place: str) -> ModelError:
     """The error for a model that reads a number from a tensor at `place`."""
     return ModelError(
-        "The model reads a Python number from a tensor{place}. A graph has tensors alone: leave "
-        "out .item(), .tolist(), float() and int(), and compute with the tensor. Choose and shift "
-        "elements by an index that is a tensor, as in x.index_select(1, (torch.arange(n) + shift) "
-        "% n).",
+        "The model reads a Python number from a tensor{place}. A graph contains only tensors: "
+        "leave out .item(), .tolist(), float() and int(), and compute with the tensor. To choose "
+        "or shift elements, use a tensor as the index, as in x.index_select(1, (torch.arange(n) + "
+        "shift) % n).",
         code="model.data-dependent-code",
         place=place,
     )
@@ -399,9 +399,9 @@ def check_training_writes(graph: GraphModule, kept: Collection[str]) -> None:
             raise ModelError(
                 "The model changes its own tensor {tensor!r} when it runs ({operator}){place}. A "
                 "model may only change buffers and frozen parameters that are float32 and saved "
-                "with it, such as averages. Compute with a changed copy of any other tensor, as in "
-                "F.linear(x, weight.clamp(-1, 1)), count in a float32 buffer, and remove max_norm "
-                "of an embedding.",
+                "with it, such as averages. If the tensor is a weight, compute with a changed "
+                "copy, as in F.linear(x, weight.clamp(-1, 1)). If it is a count, count in a "
+                "float32 buffer. If it is an embedding, remove max_norm.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 operator=str(node.target),

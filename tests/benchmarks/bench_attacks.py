@@ -46,7 +46,7 @@ FLEETS: dict[str, tuple[str, ...]] = {
     "cp": ("full", CP),
     "mixed": ("full", "low-rank:0.5", "slice:units.2", CP, "width:0.5"),
 }
-"""Submodels with the same number of clients. Some families need others beside them to learn all."""
+"""Submodels with the same number of clients. Others train what a family does not."""
 STRENGTHS: Mapping[str, float] = {"sign-flip": 10.0, "label-flip": 20.0}
 """Strengths other than the defaults: ten times the reversed step, and 20 times the samples."""
 DEFENCES: dict[str, AggregationPolicy] = {

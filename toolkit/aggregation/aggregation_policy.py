@@ -47,11 +47,12 @@ class AggregationPolicy:
         server_optimizer: Takes the change that the round would make as a gradient and keeps moments
             from round to round, see `server_optimizers.py`: `fedavgm`, `fedadam` or `fedyogi`. None
             moves the model by the change itself.
-        server_rate: Its learning rate; None for 1 with `fedavgm` and 0.01 with the others.
+        server_rate: The learning rate of the server optimizer; None for 1 with `fedavgm` and 0.01
+            with the others.
         server_momentum: The decay of the first moment.
         server_beta2: The decay of the second moment; not used by `fedavgm`.
-        server_tau: Added to the root of the second moment; not used by `fedavgm`. The larger, the
-            less the steps of different elements are alike.
+        server_tau: Added to the root of the second moment; not used by `fedavgm`. With a small
+            value, the steps of all elements have similar sizes.
         bounds: Whether `serve`, `simulate` and `aggregate_files` limit each update by what
             updates are usually like; see `update_limits.py`.
 

@@ -13,8 +13,8 @@ TRIMMED = 0.3
 def trimmed_mean(changes: np.ndarray, share: float = TRIMMED) -> np.ndarray:
     """The mean of each element without its lowest and highest values (Yin et al. 2018).
 
-    Of h values, max(1, floor(share * h)) are left out on each side, but one or two are always left.
-    So of two values it is the mean. With `share` = 0.5 it is the median.
+    Of h values, max(1, floor(share * h)) are dropped on each side, but one or two always remain. So
+    two values give their mean, and `share` = 0.5 gives the median.
 
     Returns:
         (m,), float64; NaN for elements that no update holds.
@@ -62,8 +62,8 @@ def krum_choice(distances: np.ndarray) -> list[int]:
     """The updates that multi-Krum keeps (Blanchard et al. 2017), ascending.
 
     The score of an update is the sum of its distances to its n - f - 2 nearest updates. The n - f
-    updates with the lowest scores are kept, where f = (n - 3) // 2 is the most hostile updates that
-    Krum tolerates among n. Fewer than five updates are all kept.
+    updates with the lowest scores are kept, where f = (n - 3) // 2 is the largest number of
+    hostile updates that Krum tolerates. If there are fewer than five updates, all are kept.
 
     Args:
         distances: The squared distances between all updates, (n, n).

@@ -18,8 +18,8 @@ from device_agent.formats.protocol.fleet import Limited
 SAMPLES = 3.0
 """A device's samples count at most this many times the reference of its kind."""
 STEPS = 3.0
-"""A device with more steps than usual may change a tensor more: by the root of its steps over the
-reference, up to this ratio. The ratio is bounded because devices claim their steps, too."""
+"""The largest ratio of a device's steps to the reference that raises its limits, by the square root
+of the ratio. The ratio is bounded because devices could claim any number of steps."""
 ENOUGH = 3
 """A kind with fewer updates in a round has no median of its own: a device could set it alone."""
 
@@ -61,7 +61,7 @@ class Reference(Struct, frozen=True, kw_only=True):
     def most_samples(self, kind: str) -> int | None:
         """The most samples that count for an update of `kind`; None if no kind is known.
 
-        For an unknown kind, the reference of a middle kind is taken.
+        For an unknown kind, it follows from the median of the kinds' references.
         """
         if not self.kinds:
             return None
@@ -73,7 +73,7 @@ class Reference(Struct, frozen=True, kw_only=True):
         return math.sqrt(min(max(steps / max(self.steps, 1.0), 1.0), STEPS))
 
     def change(self, key: str) -> float | None:
-        """The reference of a tensor's change; that of a middle tensor if this one has none."""
+        """The reference of a tensor's change. If unknown, the median of the other tensors'."""
         known = self.changes.get(key, 0.0)
         if known > 0:
             return known

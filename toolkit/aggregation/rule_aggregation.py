@@ -176,7 +176,7 @@ class RuleAggregation:
         return {name for name, own in holders.items() if len(own) == 1 and "" not in own}
 
     def _received_means(self, among: list[int]) -> dict[str, Tensor]:
-        """The mean of what the devices received of each tensor; the old value where none did."""
+        """The mean of what the devices received of each tensor; the old value if none did."""
         means = Mean()
         for row in among:
             held = self._held[row]

@@ -5,7 +5,7 @@ FedAvgM (Hsu et al. 2019) keeps a velocity m:
 
     m <- b1 m + d,                  w <- w + rate m
 
-FedAdam and FedYogi (Reddi et al. 2021, algorithm 2) also keep a second moment v, from tau^2 on:
+FedAdam and FedYogi (Reddi et al. 2021, algorithm 2) also keep a second moment v, at first tau^2:
 
     m <- b1 m + (1 - b1) d
     v <- b2 v + (1 - b2) d^2                    (FedAdam)

@@ -1,4 +1,4 @@
-"""Limits what one update can do to the global model. The weighted mean stays the rule.
+"""Limits what one update can do to the global model, before it is aggregated.
 
 Let v be a tensor of an update and r the tensor that its device received. For factors that are
 averaged as factors (`cp`), v and r are factors. For other factors (`low-rank`), they are the
@@ -235,7 +235,7 @@ def _composed(
     entries: Sequence[TensorEntry],
     model: GlobalModel,
 ) -> Tensor:
-    """The global tensor `name`, or the part of it in the update, that the factors compose."""
+    """The tensor that the factors compose: the global tensor `name`, or the update's part of it."""
     shapes = slice_shapes(entries, shapes_of(model.tensors))
     value = family.recover(tensors, entries, shapes)[name]
     return (value.dense() if isinstance(value, Product) else value).detach().float()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "--target",
     type=float,
     help="Show the rounds, bytes and simulated time until this accuracy, such as 0.9; for a "
-    "regression, until this loss. It is a line in the curves.",
+    "regression, until this loss. The curves show it as a dashed line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(

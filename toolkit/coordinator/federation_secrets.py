@@ -79,7 +79,7 @@ def keep_secrets(config: CoordinatorConfig, store: Store, secrets: FederationSec
         token = secrets.tokens[kind.name]
         store.registry.set_token(kind.name, token, kind.places, config.token_days)
     if secrets.new_key:
-        store.set_value(KEY_CHANGES, "[]")  # nobody vouches for the lost key
+        store.set_value(KEY_CHANGES, "[]")  # the lost key cannot sign the new one
         write_file(config.state / KEY, key.pem(), mode=0o600)
     key_files.install(config.state, key)
     _write(config.state / OPERATOR, secrets.operator, bool(known))

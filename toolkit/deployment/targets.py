@@ -51,15 +51,16 @@ class Target:
         return self.kind or self.out.name
 
     def fits(self, memory: int | None) -> bool:
-        """Whether the budget allows predictions of `memory` bytes above the idle agent.
+        """Whether predictions fit the budget.
 
-        True if the budget or `memory` is not known.
+        `memory` is what they need, in bytes, beyond an idle agent. True if the budget or `memory`
+        is not known.
         """
         return None in (self.memory, memory) or needed_bytes(memory or 0) <= (self.memory or 0)
 
 
 def needed_bytes(memory: int) -> int:
-    """The memory limit of an agent for predictions of `memory` bytes above the idle agent."""
+    """The memory limit of an agent whose predictions need `memory` bytes beyond an idle agent."""
     return UNCALIBRATED.idle_bytes + memory + TRAINING_RESERVE_BYTES
 
 

@@ -104,7 +104,7 @@ def plan_for(
 
 
 def estimated(entries: Iterable[Entry], budgets: Budgets) -> tuple[Row, ...]:
-    """The rows of the entries in `entries` that were not computed, best first."""
+    """A row for each of `entries` that was not computed, best first."""
     return tuple(
         Row(candidate=entry.candidate, excesses=excesses(entry.candidate, budgets))
         for entry in sorted(entries, key=lambda entry: entry.order)

@@ -142,7 +142,7 @@ def element_count(shape: Sequence[int]) -> int:
 def statistics_role(training: TrainingConfig, captured: Captured) -> Role:
     """The role of running statistics: `buffer` if devices update them, else `frozen`.
 
-    Raises ModelError if devices must not update them, but the model itself changes others.
+    Raises ModelError if devices must not update them, but the model changes tensors of its own.
     """
     if training.batch_norm == "global":
         return "buffer"

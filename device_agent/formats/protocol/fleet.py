@@ -109,7 +109,7 @@ class Measured(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, float] | None:
-        """Means over the samples that the loss computes, by name."""
+        """Metrics that the loss computes: means over the samples, by name."""
 
 
 def further_figures(figures: Measured | None) -> dict[str, float]:
@@ -152,10 +152,11 @@ class HeldOutFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Limited:
-    """What the coordinator limited of an update, because it exceeds what updates are usually like.
+    """What the coordinator limited in an update.
 
-    `tensors` is how many tensors were limited. The change of `tensor` exceeded its limit most, by
-    the factor `times`. `samples` were claimed, of which `counted` count; both are None if all do.
+    `tensors` is the number of limited tensors. The change of `tensor` exceeded its limit most, by
+    the factor `times`. The device claimed `samples`, and only `counted` of them count. Both are
+    None if all samples count.
     """
 
     times: float = 1.0

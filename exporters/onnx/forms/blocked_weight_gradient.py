@@ -46,7 +46,7 @@ class Cut(NamedTuple):
 
 
 def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bool:
-    """Let a blocked convolution compute the `gradient` that `node` computes; False if none fits."""
+    """Replace `node`, which computes `gradient`, by a blocked convolution; False if none can."""
     # If a value is neither blocked nor read, another value has replaced it.
     if any(v not in layout.images and not v.uses() for v in (gradient.image, gradient.moved)):
         return False
@@ -84,9 +84,9 @@ def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
 
 
 def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
-    """Return into how many strips of rows to cut `kernel`, so that its parts stay in the cache.
+    """The number of strips of rows into which to cut `kernel`, so that its parts fit the cache.
 
-    A part holds the numbers of `samples` samples. Returns None if a plain convolution is faster.
+    Each part has the numbers of `samples` samples. None if a plain convolution is faster.
     """
     _, outputs, high, wide = sizes_of(kernel)
     part = min(outputs, PART * layout.block) * high * wide * samples

@@ -201,7 +201,7 @@ class Fleet:
             self.restart()
 
     def act(self, name: str, device: str, entry: tuple[str, str]) -> None:
-        """Let the operator act, who looks at the log before trying again."""
+        """Let the operator act. The operator reads the log before another try."""
         before = len(audit(self.folder))
         kills = self.kills
         answer = self.call(name, device) if len(audit(self.folder)) == before else None

@@ -169,7 +169,7 @@ def _days(context: click.Context, option: click.Parameter, given: str) -> float:
     default="30d",
     show_default=True,
     callback=_days,
-    help="How long devices and join tokens with the old key follow, such as 12h or 30d.",
+    help="How long the old key of devices and join tokens stays valid, such as 12h or 30d.",
 )
 @reason_option
 @federation_option

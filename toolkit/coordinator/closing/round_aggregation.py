@@ -303,7 +303,7 @@ class RoundAggregation:
         """
         for device, (record, arrays) in self._updates(devices):
             order.append(device)
-            if self.reference is not None:  # whose cap is lower, and is told
+            if self.reference is not None:  # these limits have a lower cap, and report it
                 yield record, arrays
                 continue
             yield replace(record, samples=min(record.samples, self._most_samples)), arrays

@@ -48,10 +48,10 @@ class ReleaseTable(Table):
 
 
 class NotifyTable(Table):
-    """The table [notify]: whom `serve` tells what happens in the federation.
+    """The table [notify]: where `serve` sends the events of the federation.
 
-    - `url`: each event is sent to it by a POST request, as one JSON object.
-    - `command`: this program is run for each event, with the same object on its standard input.
+    - `url`: `serve` sends each event to this address, as one JSON object in a POST request.
+    - `command`: `serve` runs this program for each event, with the object on its standard input.
     - `events`: the names of the events; by default all.
     """
 

@@ -22,7 +22,7 @@ def limited_note(
 ) -> str | None:
     """What the operator reads about `device`, which has sent `trained` updates.
 
-    None if its last update was within the limits, and if it was limited in few rounds.
+    None if nothing was limited in the last round, unless the device was limited often.
     """
     last = next((r for r in reversed(history) if device in r.limited), None)
     if last is None or (last is not history[-1] and not often_limited(times[device], trained)):

@@ -290,7 +290,7 @@ class Rounds:
         return self.flights[device].round if device in self.flights else self.round
 
     def going_on(self) -> dict[str, int]:
-        """The round that each device trains which has begun, and has not sent its update."""
+        """The round that each device trains, for devices that have begun and not sent an update."""
         devices = self.flights.keys() | (self._started & self._offers.keys())
         return {device: self.trained_round(device) for device in devices - self.updates.keys()}
 
@@ -393,7 +393,7 @@ class Rounds:
         self._offers[device], self.updates[device] = "", update
 
     def take_again(self, device: str, update: str) -> None:
-        """Count an update that came before the open round was opened again, or before a restart."""
+        """Count an update of the open round from before a restart, or before it opened again."""
         self._expect(self.phase == "training" and device in self._offers, "count")
         self.updates[device] = update
 

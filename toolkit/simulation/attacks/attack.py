@@ -21,8 +21,8 @@ class Trained:
     Attributes:
         received: The tensors that it received, by their names in the bundle.
         update: Its update, as an honest client would send it. Its samples may be poisoned.
-        known: The tensors that a training from `received` gives on the samples of each hostile
-            client whose samples this client knows; empty if the attack does not use them.
+        known: The trained tensors for each hostile client whose samples this client knows. The
+            training starts from `received`. Empty if the attack does not use them.
         strength: The strength of the attack.
         draw: The client's random numbers in this round.
         seed: A number that all hostile clients know.

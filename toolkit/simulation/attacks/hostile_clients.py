@@ -94,7 +94,7 @@ class HostileTraining:
         return update._replace(record=record, tensors={**tensors})
 
     def triggered(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Samples and labels on which the accuracy is a backdoor's success; None if no backdoor."""
+        """Samples and labels to measure the success of a backdoor; None for other attacks."""
         if self.table.attack != "backdoor":
             return None
         return backdoor_samples(*self.held_out, self._poison().trigger)
@@ -107,9 +107,9 @@ class HostileTraining:
 
 
 def halves(data: LocalData) -> list[LocalData]:
-    """Every second sample, and the others. A client alone estimates deviations from these.
+    """Two halves of the samples, from which a single client estimates standard deviations.
 
-    Batch norm needs two samples, so fewer than four are not divided.
+    Batch norm needs two samples, so fewer than four samples are not divided.
     """
     rows = np.arange(len(data))
     parts = [rows[::2], rows[1::2]] if len(rows) >= 4 else [rows]

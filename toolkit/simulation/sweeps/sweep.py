@@ -43,7 +43,7 @@ class Run:
     config: SimulationConfig
 
     def read(self, force: bool = False) -> RunFolder:
-        """Read what is finished.
+        """Read the results of the finished rounds.
 
         Raises InputError if the folder has a simulation with other settings, unless `force`.
         """
