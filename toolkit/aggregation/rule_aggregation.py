@@ -187,8 +187,8 @@ class RuleAggregation:
     def _new(self, key: str, old: Tensor, among: list[int], statistic: bool = False) -> Tensor:
         """`old` moved by the rule, float32. Elements that no update `among` holds stay.
 
-        Krum compares parameters, so it may keep an update with wrong statistics: of these it takes
-        the median.
+        Krum compares only parameters, so it may keep an update with wrong statistics. Therefore it
+        takes the median of statistics.
         """
         rule = "median" if statistic and self.policy.rule == "krum" else self.policy.rule
         new = old.detach().double().numpy().ravel().copy()

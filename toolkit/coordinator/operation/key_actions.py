@@ -37,10 +37,10 @@ class KeyActions(FederationState):
     def rotate_key(self, fingerprint: str, days: float, reason: str, who: str) -> KeyState:
         """Replace the coordinator's key, if it has this `fingerprint`, by a new one.
 
-        For `days`, devices and join tokens with the old key follow. If the last change has replaced
-        this key already, nothing changes.
+        For `days`, devices and join tokens with the old key can change to the new key. If the last
+        change has replaced this key already, nothing changes.
 
-        Raises RefusalError (409) if it is another key.
+        Raises RefusalError (409) if the coordinator has another key.
         """
         with self.lock:
             last = self.key_changes[-1:]
