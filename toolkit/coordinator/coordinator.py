@@ -277,8 +277,8 @@ class Coordinator(
 
     def status(self) -> Status:
         """The status of the whole fleet, which lists the first devices only."""
-        history = self.store.history()
-        current = self.store.current_round()
+        history = self.store.history.results()
+        current = self.store.history.current_round()
         newest = self.released.newest
         with self.lock:
             return Status(
@@ -333,7 +333,7 @@ def restore(
     planner: SubmodelPlanner | None = None,
 ) -> Coordinator:
     """Create a coordinator in the state that `store` holds, which may be a new federation."""
-    done = max((result.round for result in store.history()), default=0)
+    done = max((result.round for result in store.history.results()), default=0)
     asked = store.final_evaluation.answers()
     rounds = Rounds(
         config.last_round,

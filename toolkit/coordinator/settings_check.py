@@ -118,7 +118,7 @@ def record_changes(config: CoordinatorConfig, store: Store, changes: list[Change
     scheduled = store.settings.scheduled()
     if not changes and not scheduled:
         return
-    round_ = (store.last_round() or 0) + 1
+    round_ = (store.history.last_round() or 0) + 1
     texts = [change.text() for change in changes if change not in scheduled]
     flat = _flat(config.model_dump(mode="json", exclude={"simulation"}))
     values = {".".join(key): json.dumps(value) for key, value in flat.items()}

@@ -208,7 +208,7 @@ def test_rounds_are_paused_aborted_and_repeated(served: Served, tmp_path: Path) 
     assert run(folder, "abort-round", *here).stderr == said
     assert_soon(lambda: server.coordinator.status().state == "training")
     assert json.loads(run(folder, "go-back", "--json", *here).stdout) == {"version": 1, "round": 0}
-    assert server.coordinator.store.current_round() == 0
+    assert server.coordinator.store.history.current_round() == 0
 
 
 def test_a_changed_file_is_applied(served: Served) -> None:

@@ -77,7 +77,7 @@ def test_a_round_asks_some_closes_with_the_first_and_needs_no_others(tmp_path: P
         assert notes[fleet.device(number).id] == "not needed in round 1: enough updates had come"
     fleet.poll()
     fleet.turn()
-    result = fleet.store.history()[-1]
+    result = fleet.store.history.results()[-1]
     assert (result.round, result.updates, result.asked) == (1, GOAL, ASKED)
     status = fleet.coordinator.status().selected
     assert status is not None
@@ -135,7 +135,7 @@ def test_at_the_deadline_others_are_asked_and_what_came_counts(tmp_path: Path) -
     assert fleet.asked() == again
     fleet.train(again[: GOAL - 2])
     fleet.turn()
-    assert fleet.store.history()[-1].updates == GOAL
+    assert fleet.store.history.results()[-1].updates == GOAL
 
 
 def test_a_round_that_opens_again_needs_as_many_as_at_first(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_round_that_opens_again_needs_as_many_as_at_first(tmp_path: Path) -> N
     assert fleet.coordinator.rounds.phase == "training"
     fleet.train(others[2:3])
     fleet.turn()
-    assert fleet.store.history()[-1].updates == 4
+    assert fleet.store.history.results()[-1].updates == 4
 
 
 def test_further_devices_take_the_place_of_those_that_did_not_come(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_further_devices_take_the_place_of_those_that_did_not_come(tmp_path: Pat
     assert fleet.asked() == others
     fleet.train(others[: GOAL - 3])
     fleet.turn()
-    assert fleet.store.history()[-1].updates == GOAL
+    assert fleet.store.history.results()[-1].updates == GOAL
 
 
 def test_an_aborted_round_begins_with_the_devices_that_are_left(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_an_open_round_keeps_its_limits_after_new_settings(tmp_path: Path, new: 
     assert fleet.asked() == asked
     fleet.train(asked[:GOAL])
     fleet.turn()
-    assert fleet.store.history()[-1].updates == GOAL
+    assert fleet.store.history.results()[-1].updates == GOAL
     fleet.poll()
     fleet.turn()
     after = fleet.coordinator.rounds

@@ -53,7 +53,7 @@ def test_the_operator_reads_who_was_limited_and_how_often(tmp_path: Path) -> Non
             for name, link in links.items():
                 send_trained(link, round_, tmp_path / f"{name}-{round_}")
         assert_soon(lambda: server.coordinator.rounds.done == 3)
-        history = server.coordinator.store.history()
+        history = server.coordinator.store.history.results()
         (limited,) = {device for result in history[1:] for device in result.limited}
         status = server.coordinator.status()
         (note,) = [d.note for d in status.devices if d.device == limited]
@@ -148,7 +148,7 @@ def test_a_round_that_is_repeated_after_a_kill_has_the_same_limits(tmp_path: Pat
     store.close()
     again = Store(tmp_path)
     assert again.reference() == reference
-    assert again.history()[1].limited == limited
+    assert again.history.results()[1].limited == limited
     again.close()
 
 

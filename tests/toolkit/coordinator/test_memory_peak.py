@@ -80,7 +80,7 @@ def send(store, bundle, encoded, manifest, number, model):
 def keep(store, model, result):
     data = model.save()
     store.add_result(result, data)
-    publish(store.folder, data, store.history(), store.models())
+    publish(store.folder, data, store.history.results(), store.history.models())
 
 before = federation("small", 10)
 print((federation("large", 5000) - before) / (5000 * 5010 * 4))

@@ -57,7 +57,7 @@ def test_a_round_on_pictures(tmp_path: Path, seed: int) -> None:
         agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "pictures")
         agent.start()
         agent.finish()
-        history = server.coordinator.store.history()
+        history = server.coordinator.store.history.results()
     assert open_bundle(bundle).manifest.preprocessing == IMAGES
     ordered = sorted(files)
     x = np.stack([read_picture(file, IMAGES, (3, 12, 10)) for _, file in ordered])

@@ -58,9 +58,9 @@ def test_profiles_of_a_machine_that_a_device_left_are_kept_apart(tmp_path: Path)
     add(store, "board-2", 1, on(fifth, 3))
     add(store, "board-1", 2, None)
     add(store, "board-1", 3, on(updated, 2))
-    assert store.profiles("board-1") == [on(MACHINE, 1), on(updated, 2)]
+    assert store.records.profiles("board-1") == [on(MACHINE, 1), on(updated, 2)]
     add(store, "board-1", 4, on(fifth, 0.5))
-    assert store.profiles("board-1") == [on(fifth, 0.5)]
-    assert store.profiles("board-2") == [on(fifth, 3)]
-    assert store.profiles("board-3") == []
+    assert store.records.profiles("board-1") == [on(fifth, 0.5)]
+    assert store.records.profiles("board-2") == [on(fifth, 3)]
+    assert store.records.profiles("board-3") == []
     store.close()

@@ -64,7 +64,7 @@ def diverge(link: CoordinatorClient, round_: int, submodel: str = "full") -> Non
 
 
 def weights(server: Server) -> float:
-    return float(server.coordinator.store.history()[-1].loss)
+    return float(server.coordinator.store.history.results()[-1].loss)
 
 
 @pytest.mark.parametrize("text", [LONG, FALLBACK])

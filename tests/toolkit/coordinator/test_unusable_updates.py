@@ -146,7 +146,7 @@ def test_few_folds_find_the_update_by_which_the_model_diverges(
         fleet.send(number, fleet.update(tmp_path / str(number), number, value))
     fleet.coordinator.leave(fleet.device(64))
     fleet.worker.turn()
-    last = fleet.store.history()[-1]
+    last = fleet.store.history.results()[-1]
     fleet.store.close()
     assert sorted(last.left_out) == sorted(f"desktop-{number + 1}" for number in unsound)
     sound = set(range(64)) - set(unsound)

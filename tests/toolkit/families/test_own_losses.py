@@ -290,7 +290,7 @@ count = {CLIENTS}
             runs.append(pool.submit(run, "edgetailor-agent", *train, cwd=tmp_path))
         for ended in runs:
             assert ended.result().code == 0, ended.result().stderr
-        history = server.coordinator.store.history()
+        history = server.coordinator.store.history.results()
 
     judges = held_out(SAMPLES, 0.2)
     rows = np.setdiff1d(np.arange(SAMPLES), judges)

@@ -70,7 +70,7 @@ def test_pages_and_agents_count_the_same(browser, serve, tmp_path: Path, seed: i
             phone.wait_for("finished")
         for agent in agents:
             agent.finish()
-        judged = server.coordinator.store.history()[-1].devices
+        judged = server.coordinator.store.history.results()[-1].devices
     for kind in KINDS:
         page, agent = counts.updates[f"page {kind}"], counts.updates[f"agent {kind}"]
         assert len(page) == len(agent) == 2

@@ -45,7 +45,7 @@ def test_a_page_trains_as_an_agent(browser, serve, tmp_path: Path, seed: int) ->
         phone.train(data, "page phone")
         phone.wait_for("finished")
         agent.finish()
-        history = server.coordinator.store.history()
+        history = server.coordinator.store.history.results()
     losses = [result.loss for result in history]
     assert losses == sorted(losses, reverse=True), losses
     page, native = counts.updates["page phone"], counts.updates["agent phone"]

@@ -61,7 +61,7 @@ def assert_profiled(server: Server, name: str, native: Path) -> None:
     """The page's profile of a round is of the same graphs as the native agent's."""
     store = server.coordinator.store
     (device,) = (known for known in store.registry.devices() if known.name == name)
-    profile = store.profiles(device.id)[-1]
+    profile = store.records.profiles(device.id)[-1]
     record, _ = read_update(native)
     assert record.profile is not None
     assert profile.structure == record.profile.structure

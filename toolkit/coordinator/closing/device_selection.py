@@ -41,7 +41,7 @@ class DeviceSelection:
         goal, fewest = self._limits(round_)
         if goal is None or store.open_round.is_open(round_):
             return True
-        earlier = store.senders(round_)
+        earlier = store.records.senders(round_)
         with coordinator.lock:
             free = len(self._free(earlier))
             present = len(coordinator.rounds.present - earlier)

@@ -284,7 +284,7 @@ class RoundAggregation:
 
     def _find_versions(self) -> None:
         """Find the version that each update was trained from; leave out those of lost versions."""
-        models, current = self._store.models(), self._store.current_round()
+        models, current = self._store.history.models(), self._store.history.current_round()
         assert current is not None
         ages = {model: self._round - 1 - version for version, model in sorted(models.items())}
         ages[models[current]] = 0

@@ -219,11 +219,11 @@ class RoundWorker:
 
     def resume(self) -> None:
         """Load and publish the latest model. In a new federation, save and publish the first."""
-        if self._coordinator.store.current_round() is not None:
+        if self._coordinator.store.history.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds
             if not rounds.over:
-                current = self._coordinator.store.current_round()
+                current = self._coordinator.store.history.current_round()
                 origin = f" from the model of round {current}" if current != rounds.done else ""
                 logger.info(
                     "Continuing with %s%s.", round_of(rounds.done + 1, rounds.total), origin
@@ -461,7 +461,7 @@ class RoundWorker:
                 left_out=result.left_out,
                 limited={device: own.text() for device, own in result.limited.items()},
             )
-        history = store.history()
+        history = store.history.results()
         if (warning := falling(history)) is not None:
             logger.warning(warning)
             if falling(history[:-1]) is None:
@@ -473,7 +473,7 @@ class RoundWorker:
     def _publish(self, model: bytes) -> None:
         """Write global.safetensors and history.json, for people and other programs."""
         store = self._coordinator.store
-        publish(store.folder, model, store.history(), store.models())
+        publish(store.folder, model, store.history.results(), store.history.models())
 
 
 def _staleness(folding: RoundAggregation) -> str:

@@ -88,7 +88,7 @@ def go_back_as_wanted(coordinator: Coordinator) -> bool:
 def _suspect(coordinator: Coordinator) -> Suspect | None:
     """The update that may have spoilt the model. None if no other device takes part in rounds."""
     store = coordinator.store
-    suspect = store.suspicions.suspect(store.current_round())
+    suspect = store.suspicions.suspect(store.history.current_round())
     if suspect is None or not coordinator.rounds.present - {suspect.device}:
         return None
     return suspect

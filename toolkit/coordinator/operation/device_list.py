@@ -27,8 +27,11 @@ class DeviceList(FederationState):
 
     def device_statuses(self, devices: Sequence[Device]) -> list[DeviceStatus]:
         """The status of each of these devices."""
-        trained, now = self.store.rounds_trained([d.id for d in devices]), self.clock()
-        history = self.store.history()
+        trained, now = (
+            self.store.records.rounds_trained([d.id for d in devices]),
+            self.clock(),
+        )
+        history = self.store.history.results()
         last, times = history[-1:], times_limited(history)
         newest = self.released.newest
         offered = None if newest is None else newest.number
@@ -97,7 +100,8 @@ class DeviceList(FederationState):
                 device=self.fleet_devices([device])[0],
                 machine=json.loads(device.machine),
                 updates=[
-                    TrainedRound(*row) for row in self.store.updates_of(device.id, MOST_SHOWN)
+                    TrainedRound(*row)
+                    for row in self.store.records.updates_of(device.id, MOST_SHOWN)
                 ],
                 audit=self.store.operator_log.entries(0, MOST_SHOWN, device.id),
             )
@@ -124,7 +128,7 @@ class DeviceList(FederationState):
 
     def _sort_key(self, sort: Sort) -> Callable[[Device], tuple[float, str]]:
         """The key that sorts devices: a number or a text."""
-        trained = self.store.rounds_trained() if sort == "trained" else {}
+        trained = self.store.records.rounds_trained() if sort == "trained" else {}
 
         def key(device: Device) -> tuple[float, str]:
             activity = self.activity[device.id]

@@ -77,8 +77,8 @@ class _Figures(Collector):
         yield traffic
 
     def _quality(self) -> Iterator[Metric]:
-        current = self._state.store.current_round()
-        history = self._state.store.history()
+        current = self._state.store.history.current_round()
+        history = self._state.store.history.results()
         falls = falling(history) is not None
         yield _gauge("quality_falling", "Whether the quality fell 3 rounds in a row (1).", falls)
         accuracy = GaugeMetricFamily(

@@ -35,7 +35,7 @@ class ModelActions(FederationState):
         of the rounds is busy.
         """
         if target is None:
-            target = self.store.origin()
+            target = self.store.history.origin()
         if target is None or self.config.site:
             raise conflict(
                 "There is no earlier model: no round is over, or the models come from Flower's "

@@ -17,10 +17,10 @@ class Overviews(DeviceList):
 
     def warnings(self) -> list[str]:
         """Sentences for the operator, for example that the model gets worse."""
-        history = self.store.history()
+        history = self.store.history.results()
         warnings = [warning for warning in [falling(history)] if warning is not None]
         times = times_limited(history)
-        if times and (text := limits_warning(times, self.store.rounds_trained([*times]))):
+        if times and (text := limits_warning(times, self.store.records.rounds_trained([*times]))):
             warnings.append(text)
         if (pause := self.store.operator_log.pause_reason) is not None:
             warnings.append(f"No round opens: paused by the operator: {pause}")
@@ -67,7 +67,7 @@ class Overviews(DeviceList):
 
     def quality(self) -> list[RoundQuality]:
         """The figures of each round, the oldest first."""
-        history, current = self.store.history(), self.store.current_round()
+        history, current = self.store.history.results(), self.store.history.current_round()
         figures = [(result.round, figure) for result, figure in compared(history)]
         best = best_of(figures) if figures else None
         return [

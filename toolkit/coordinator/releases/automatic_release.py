@@ -23,11 +23,11 @@ def release_if_due(
 
     An error is only logged.
     """
-    current = store.current_round()
+    current = store.history.current_round()
     assert current is not None
     try:
         releases = ReleaseFolder(store.folder).read()
-        history, kept = store.history(), store.kept_rounds()
+        history, kept = store.history.results(), store.history.kept_rounds()
         round_ = round_to_release(table, done, current, history, releases, kept)
         if round_ is None:
             return None

@@ -26,9 +26,9 @@ def ends_early(
     """
     if config.early_stopping is None:
         return False
-    history = store.history()
+    history = store.history.results()
     if received is not None:
-        start = store.current_round()
+        start = store.history.current_round()
         history = [replace(r, devices=received) if r.round == start else r for r in history]
     judged = compared([*history, result])
     figures = [(earlier.round, figure) for earlier, figure in judged]

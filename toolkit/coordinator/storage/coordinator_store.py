@@ -18,13 +18,9 @@ from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FileEntry, encode
 from device_agent.formats.protocol.fleet import (
     FederatedEvaluation,
-    HeldOutFigures,
-    Limited,
     RoundResult,
 )
 from device_agent.formats.update import UpdateRecord
-from profiles.documents.bundle_profile import Profile
-from profiles.documents.profile_reading import same_hardware
 from profiles.errors import InputError
 from toolkit.aggregation.reference import Reference
 from toolkit.coordinator.database import final_evaluation, open_round, schema
@@ -37,9 +33,16 @@ from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.database.operator_log import Action, OperatorLog
 from toolkit.coordinator.database.operator_tokens import OperatorTokens
 from toolkit.coordinator.database.release_reports import ReleaseReports
+from toolkit.coordinator.database.round_history import (
+    RoundHistory,
+    figures_text,
+    judge,
+    limited_text,
+)
 from toolkit.coordinator.database.schema_upgrade import columns
 from toolkit.coordinator.database.settings_log import Change, SettingsLog
 from toolkit.coordinator.database.suspicions import Suspect, Suspicions
+from toolkit.coordinator.database.update_records import UpdateRecords
 from toolkit.coordinator.storage import retention
 from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.federation_marker import Marker, read_marker
@@ -109,6 +112,8 @@ class Store:
         self.operators = OperatorTokens(self._database)
         self.join_tokens = JoinTokens(self._database)
         self.settings = SettingsLog(self._database)
+        self.history = RoundHistory(self._database, self.settings)
+        self.records = UpdateRecords(self._database)
         self.used_joins = UsedJoins(self._database)
         self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []
@@ -282,50 +287,6 @@ class Store:
                 (round_,),
             ).fetchall()
 
-    def senders(self, round_: int) -> set[str]:
-        """The devices whose updates of `round_` have come."""
-        with self._database.transaction() as db:
-            rows = db.execute("SELECT device FROM updates WHERE round = ?", (round_,))
-            return {device for (device,) in rows}
-
-    def profiles(self, device: str) -> list[Profile]:
-        """The profiles that `device` measured in its rounds on its present machine, oldest first.
-
-        A device may move to another machine with its state folder. Profiles of the previous
-        machine stay in the updates' records and are left out here.
-        """
-        with self._database.transaction() as db:
-            rows = db.execute(
-                "SELECT record FROM updates WHERE device = ? ORDER BY round", (device,)
-            ).fetchall()
-        records = (msgspec.json.decode(record, type=UpdateRecord) for (record,) in rows)
-        profiles = [record.profile for record in records if record.profile is not None]
-        return [
-            profile for profile in profiles if same_hardware(profile.machine, profiles[-1].machine)
-        ]
-
-    def rounds_trained(self, devices: Sequence[str] | None = None) -> dict[str, int]:
-        """The number of updates by device: of all devices, or of `devices` only."""
-        chosen = "" if devices is None else " WHERE id IN (SELECT value FROM json_each(?))"
-        with self._database.transaction() as db:
-            rows = db.execute(
-                "SELECT id, past_updates + coalesce(recent, 0) FROM devices LEFT JOIN "
-                "(SELECT device, count(*) AS recent FROM updates GROUP BY device) ON device = id"
-                + chosen,
-                () if devices is None else (json.dumps(devices),),
-            )
-            return dict(rows.fetchall())
-
-    def updates_of(self, device: str, most: int) -> list[tuple[int, int, int, float, float]]:
-        """The newest updates of `device`: round, samples, steps, first and last loss."""
-        columns = "SELECT round, samples, steps, loss_first, loss_last FROM"
-        with self._database.transaction() as db:
-            return db.execute(
-                f"{columns} updates WHERE device = :device UNION "
-                f"{columns} past_updates WHERE device = :device ORDER BY round DESC LIMIT :most",
-                {"device": device, "most": most},
-            ).fetchall()
-
     def add_result(
         self,
         result: RoundResult,
@@ -370,7 +331,7 @@ class Store:
                         (REFERENCE, encode(reference).decode()),
                     )
                 if before is not None and received is not None:
-                    _judge(db, before[0], received)
+                    judge(db, before[0], received)
                 open_round.forget(db)
                 retention.drop_models(db, self.keep)
                 retention.shorten_records(db, result.round)
@@ -380,60 +341,14 @@ class Store:
         with self._database.milestone() as db:
             if figure is not None:
                 (last,) = db.execute("SELECT max(round) FROM history").fetchone()
-                _judge(db, last, figure)
+                judge(db, last, figure)
                 retention.drop_models(db, self.keep)
             final_evaluation.forget(db)
-
-    def history(self) -> list[RoundResult]:
-        """The results so far, from round 0."""
-        with self._database.transaction() as db:
-            rows = db.execute(
-                "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked, "
-                "limited FROM history ORDER BY round"
-            ).fetchall()
-        changes = self.settings.by_round()
-        return [
-            RoundResult(
-                round=r,
-                accuracy=a,
-                loss=x,
-                updates=n,
-                left_out=json.loads(out),
-                devices=judgement(devices),
-                held_out=held_out_figures(held_out),
-                asked=asked,
-                changes=changes.get(r, []),
-                limited=limited_updates(limited),
-            )
-            for r, a, x, n, out, devices, held_out, asked, limited in rows
-        ]
 
     def reference(self) -> Reference:
         """What earlier updates were like, for the limits of the next round."""
         text = self.value(REFERENCE)
         return Reference() if text is None else msgspec.json.decode(text, type=Reference)
-
-    def last_round(self) -> int | None:
-        """The last round that is over; None before round 0."""
-        with self._database.transaction() as db:
-            row = db.execute("SELECT max(round) FROM history").fetchone()
-        return None if row[0] is None else int(row[0])
-
-    def current_round(self) -> int | None:
-        """The round whose model the next round starts from; None before round 0."""
-        with self._database.transaction() as db:
-            row = db.execute(schema.CURRENT_ROUND).fetchone()
-        return None if row is None else int(row[0])
-
-    def models(self) -> dict[int, str]:
-        """The SHA-256 of the global model after each round."""
-        with self._database.transaction() as db:
-            return dict(db.execute("SELECT round, model FROM history ORDER BY round").fetchall())
-
-    def kept_rounds(self) -> set[int]:
-        """The rounds whose models are kept."""
-        with self._database.transaction() as db:
-            return {round_ for (round_,) in db.execute("SELECT round FROM history WHERE kept")}
 
     def model(self) -> bytes | None:
         """The latest global model, or None. Raises InputError if its file is damaged."""
@@ -450,14 +365,6 @@ class Store:
                 path=str(path),
             )
         return path.read_bytes()
-
-    def origin(self) -> int | None:
-        """The round whose model was trained in the round that led to the current model, or None."""
-        with self._database.transaction() as db:
-            (current,) = db.execute(schema.CURRENT_ROUND).fetchone()
-            row = db.execute("SELECT started_from FROM history WHERE round = ?", (current,))
-            (origin,) = row.fetchone()
-        return None if origin is None else int(origin)
 
     def earlier_model(self) -> int | None:
         """The last earlier round whose model is intact and led to the current model, or None."""
@@ -558,34 +465,3 @@ class Store:
         )
         with self._database.transaction() as db:
             return bool(db.execute(query, (sha256,)).fetchone()[0])
-
-
-def _judge(db: sqlite3.Connection, round_: int, figure: FederatedEvaluation) -> None:
-    """Store how devices judge the model of `round_`, in the transaction of `db`."""
-    text = msgspec.json.encode(figure).decode()
-    db.execute("UPDATE history SET devices = ? WHERE round = ?", (text, round_))
-
-
-def judgement(text: str | None) -> FederatedEvaluation | None:
-    """Decode the column `devices` of the history."""
-    return None if text is None else msgspec.json.decode(text, type=FederatedEvaluation)
-
-
-def limited_updates(text: str | None) -> dict[str, Limited]:
-    """Decode the column `limited` of the history."""
-    return {} if text is None else msgspec.json.decode(text, type=dict[str, Limited])
-
-
-def limited_text(limited: Mapping[str, Limited]) -> str | None:
-    """Encode the column `limited` of the history."""
-    return msgspec.json.encode(limited).decode() if limited else None
-
-
-def figures_text(figures: HeldOutFigures | None) -> str | None:
-    """Encode the column `held_out` of the history."""
-    return None if figures is None else msgspec.json.encode(figures).decode()
-
-
-def held_out_figures(text: str | None) -> HeldOutFigures | None:
-    """Decode the column `held_out` of the history."""
-    return None if text is None else msgspec.json.decode(text, type=HeldOutFigures)

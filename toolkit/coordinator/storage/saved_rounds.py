@@ -11,14 +11,14 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.errors import InputError
 from toolkit.coordinator.database import schema
 from toolkit.coordinator.database.database import BUSY_S
-from toolkit.coordinator.database.settings_log import changes_by_round
-from toolkit.coordinator.storage import retention
-from toolkit.coordinator.storage.coordinator_store import (
-    Store,
+from toolkit.coordinator.database.round_history import (
     held_out_figures,
     judgement,
     limited_updates,
 )
+from toolkit.coordinator.database.settings_log import changes_by_round
+from toolkit.coordinator.storage import retention
+from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.database_check import check_version
 from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.new_folder import check_apart
@@ -198,7 +198,7 @@ def roll_back(folder: Path, target: int) -> int:
     store = Store(folder, needs_model=False)
     try:
         number = store.rollback(target)
-        publish(folder, model.read_bytes(), store.history(), store.models())
+        publish(folder, model.read_bytes(), store.history.results(), store.history.models())
     finally:
         store.close()
     return number

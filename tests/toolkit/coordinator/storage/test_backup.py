@@ -203,7 +203,7 @@ def test_a_lost_model_of_an_earlier_round_does_not_end_backups(tmp_path: Path, h
     for round_ in range(3):
         quality = RoundResult(round=round_, accuracy=0.5, loss=1.0, updates=0)
         store.add_result(quality, f"model {round_}".encode())
-    path = store.blobs.path(store.models()[1])
+    path = store.blobs.path(store.history.models()[1])
     store.close()
     path.unlink() if how == "missing" else path.write_bytes(b"?")
     Store(tmp_path / "state").close()  # what `serve` begins with
@@ -227,13 +227,13 @@ def test_every_backup_of_a_busy_federation_is_of_one_moment(tmp_path: Path) -> N
     writer.start()
     seen = set()
     try:
-        while not store.history():
+        while not store.history.results():
             pass
         for number in range(5):
             backup(tmp_path / "state", tmp_path / f"b{number}")
             restore(tmp_path / f"b{number}", tmp_path / f"s{number}")
             copy = Store(tmp_path / f"s{number}")
-            last = copy.history()[-1].round
+            last = copy.history.results()[-1].round
             assert copy.model() == f"model {last}".encode()
             seen.add(last)
             copy.close()

@@ -47,7 +47,7 @@ def work(folder: Path, report: Connection, job: Job | None) -> None:
     if data is None:
         store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), save_zero())
         report.send(("result", 0, None))
-    while (round_ := store.history()[-1].round + 1) <= ROUNDS:
+    while (round_ := store.history.results()[-1].round + 1) <= ROUNDS:
         store.set_bundles(round_, [("full", {"weights": store.model() or b""})])
         store.remove_unnamed()
         present = {device for device, _, _ in store.updates(round_)}
@@ -98,7 +98,7 @@ def check(folder: Path, reported: Reports) -> None:
 def last_round(folder: Path) -> int:
     """The last round that a kill has left in `folder`."""
     store = Store(folder)
-    last = store.history()[-1].round
+    last = store.history.results()[-1].round
     store.close()
     return last
 

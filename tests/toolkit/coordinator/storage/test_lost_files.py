@@ -321,7 +321,7 @@ def test_a_full_disk_at_the_end_of_a_round(
             while not (config.state / MODEL).exists():
                 assert not ended.wait(0.01)
             worker.stop()
-            assert [result.round for result in server.coordinator.store.history()] == [0]
+            assert [result.round for result in server.coordinator.store.history.results()] == [0]
     server.close()
     assert [line for line in told if "is full" in line] == [
         f"The disk with {config.state} is full: the rounds wait until there is room. No update is "

@@ -164,8 +164,8 @@ def test_records_of_updates_are_bounded(tmp_path: Path) -> None:
     assert (sizes[-1] - sizes[9]) / (len(devices) * (rounds - 10)) < 150
     assert len(store.updates(rounds)) == len(store.updates(rounds - FULL_RECORDS + 1)) == 20
     assert store.updates(rounds - FULL_RECORDS) == []
-    assert store.rounds_trained() == dict.fromkeys(devices, rounds)
-    assert len(store.profiles("board-3")) == FULL_RECORDS
+    assert store.records.rounds_trained() == dict.fromkeys(devices, rounds)
+    assert len(store.records.profiles("board-3")) == FULL_RECORDS
     with store._database.transaction() as db:
         row = db.execute("SELECT * FROM past_updates WHERE round = 1 AND device = 'board-3'")
         assert row.fetchone() == (

@@ -115,7 +115,7 @@ def test_the_open_round_goes_on(config: CoordinatorConfig) -> None:
     asked = [d.id for d in store.registry.members() if coordinator.rounds.waits_for(d.id)]
     # The tensors of the others are not in the dump: their devices send them again.
     assert "desktop-2" in asked
-    assert store.rounds_trained()["desktop-1"] >= 1
+    assert store.records.rounds_trained()["desktop-1"] >= 1
     store.close()
 
 

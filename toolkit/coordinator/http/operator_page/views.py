@@ -50,7 +50,7 @@ def overview(request: Request) -> Response:
         now=coordinator.overview(),
         quality=quality,
         curve=quality_chart(quality),
-        kept=sorted(coordinator.store.kept_rounds(), reverse=True),
+        kept=sorted(coordinator.store.history.kept_rounds(), reverse=True),
     )
 
 
@@ -94,7 +94,7 @@ def device(request: Request) -> Response:
         actions=offered(detail.device),
         machine=machine_rows(detail),
         curve=loss_chart(detail),
-        profile=next(reversed(coordinator.store.profiles(detail.device.device)), None),
+        profile=next(reversed(coordinator.store.records.profiles(detail.device.device)), None),
         open_round=coordinator.open_update(detail.device.device),
     )
 
@@ -102,7 +102,7 @@ def device(request: Request) -> Response:
 def unused(request: Request) -> Response:
     """Show the updates that were left out or limited, with the reasons."""
     coordinator = coordinator_of(request)
-    history = coordinator.store.history()[::-1]
+    history = coordinator.store.history.results()[::-1]
     rows = [(r.round, device, reason) for r in history for device, reason in r.left_out.items()]
     limited = [(r.round, device, own.text()) for r in history for device, own in r.limited.items()]
     return shown(
