@@ -14,6 +14,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.model_judge import Bar
 from toolkit.coordinator.closing.round_aggregation import RoundAggregation
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.simulation.torch_executor import TorchExecutor
@@ -49,11 +50,16 @@ class HostileFleet:
         return [self._known[spec, seed] for seed, spec in enumerate(specs)]
 
     def fold(
-        self, folder: Path, updates: Sequence[Received], bounded: bool = False
+        self,
+        folder: Path,
+        updates: Sequence[Received],
+        bounded: bool = False,
+        bar: Bar | None = None,
     ) -> RoundAggregation:
         """The aggregation of `updates` of device-0, device-1, ... to the first model, done.
 
         It leaves out those that a coordinator would not take, and limits the others if `bounded`.
+        If the model misses `bar`, it is judged.
         """
         self.federation.load(self.first)
         store, refused = Store(folder), dict[str, str]()
@@ -67,7 +73,9 @@ class HostileFleet:
                     refused[device] = str(error)
                 else:
                     store.add_update(1, device, replace(record, file=entry))
-            done = RoundAggregation(self.federation, store, self.held_out, 1, bounded=bounded)
+            done = RoundAggregation(
+                self.federation, store, self.held_out, 1, bounded=bounded, bar=bar
+            )
             done.run()
             done.left_out |= refused
         finally:

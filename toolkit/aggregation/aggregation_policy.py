@@ -55,6 +55,8 @@ class AggregationPolicy:
             value, the steps of all elements have similar sizes.
         bounds: Whether `serve`, `simulate` and `aggregate_files` limit each update by what
             updates are usually like; see `update_limits.py`.
+        judge: Whether `serve` leaves out updates without which the new model is
+            better on held-out samples; see `model_judge.py`.
 
     Raises:
         InputError: If a value cannot be used.
@@ -75,6 +77,7 @@ class AggregationPolicy:
     server_beta2: float = 0.99
     server_tau: float = 1e-3
     bounds: bool = True
+    judge: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in (

@@ -119,6 +119,8 @@ def _notes(saved: "SavedRound") -> list[str]:
         notes.append("current")
     if saved.started_from is not None and saved.started_from != saved.round - 1:
         notes.append(f"from round {saved.started_from}")
+    if saved.left_out:
+        notes.append(f"{len(saved.left_out)} left out")
     if saved.limited:
         notes.append(f"{len(saved.limited)} limited")
     return notes

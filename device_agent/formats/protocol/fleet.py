@@ -150,6 +150,10 @@ class HeldOutFigures:
     metrics: dict[str, float] | None = None
 
 
+FAR = 3.0
+"""An update this many times beyond its limit is worth a warning."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limited:
     """What the coordinator limited in an update.
@@ -164,6 +168,11 @@ class Limited:
     tensors: int = 0
     samples: int | None = None
     counted: int | None = None
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the update was far beyond its limit, which honest updates rarely are."""
+        return self.times > FAR or (self.samples or 0) > FAR * (self.counted or 1)
 
     def text(self) -> str:
         """What was limited, for people."""

@@ -27,7 +27,7 @@ from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.storage.coordinator_store import Store
 from vector_fleet import CONFIG, VectorModel, assert_soon, configured, enrol, running, send_trained
 
-FAR = Limited(times=12.0, tensor="w", tensors=1)
+BEYOND = Limited(times=12.0, tensor="w", tensors=1)
 
 
 class Suspecting(VectorModel):
@@ -40,7 +40,7 @@ class Suspecting(VectorModel):
             own = Figures(
                 kind=record.submodel, samples=7, steps=2, changes={"w": 0.5}, statistics={}
             )
-            limits.note(own, None if number else FAR)
+            limits.note(own, None if number else BEYOND)
         super().fold_checked(came)
 
 
@@ -142,7 +142,7 @@ def test_a_round_that_is_repeated_after_a_kill_has_the_same_limits(tmp_path: Pat
     store.add_result(first, b"model")
     assert store.reference() == Reference()
     reference = Reference(steps=3, kinds={"full": 5}, changes={"w": 1e38}, statistics={"v": 0.5})
-    limited = {"device-0": FAR, "device-1": Limited(samples=10, counted=3)}
+    limited = {"device-0": BEYOND, "device-1": Limited(samples=10, counted=3)}
     result = RoundResult(round=1, accuracy=0, loss=1, updates=2, limited=limited)
     store.add_result(result, b"newer", reference=reference)
     store.close()
@@ -153,7 +153,7 @@ def test_a_round_that_is_repeated_after_a_kill_has_the_same_limits(tmp_path: Pat
 
 
 def _result(round_: int, *limited: str) -> RoundResult:
-    own = dict.fromkeys(limited, FAR)
+    own = dict.fromkeys(limited, BEYOND)
     return RoundResult(round=round_, accuracy=None, loss=None, updates=9, limited=own)
 
 

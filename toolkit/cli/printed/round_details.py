@@ -28,6 +28,8 @@ DEVICES = 20
 def show_round(saved: "SavedRound", devices: Sequence["JudgingDevice"]) -> None:
     """Print the figures of a round: in all, by class, by kind and by device."""
     click.echo(round_line(saved))
+    for device, reason in list(saved.left_out.items())[:DEVICES]:
+        click.echo(filled(f"left out {device}: {reason}", 80, "  "))
     for device, limited in list(saved.limited.items())[:DEVICES]:
         click.echo(filled(f"limited {device}: {limited.text()}", 80, "  "))
     by_class = classes_of(saved)

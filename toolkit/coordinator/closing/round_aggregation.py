@@ -3,7 +3,8 @@
 To fold an update means to aggregate it into the model.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,7 @@ from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
+from toolkit.aggregation.model_judge import Bar, Judged, harmful
 from toolkit.aggregation.reference import Figures, RoundLimits
 from toolkit.aggregation.update_bounds import (
     LIMIT,
@@ -31,8 +33,12 @@ from toolkit.coordinator.storage.coordinator_store import Store
 if TYPE_CHECKING:
     from toolkit.evaluation_sums import Evaluation
 
+logger = logging.getLogger(__name__)
+
 Samples = tuple[np.ndarray, np.ndarray]
 """Samples and labels."""
+JUDGED = "without it the model is better on the held-out samples"
+"""The reason why an update was left out begins with it if the new model was judged."""
 LOST_VERSION = "the model that it was trained from is not kept any more"
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
 
@@ -100,7 +106,8 @@ class RoundAggregation:
     An update is left out if it is damaged or far beyond its bounds. An update is also left out if
     the aggregated model cannot predict or train with this update. If every update is left out, the
     model stays as it was. If `bounded`, the other updates are limited; see
-    `toolkit/aggregation/update_limits.py`.
+    `toolkit/aggregation/update_limits.py`. If the new model misses `bar`, updates are left out
+    without which it does not; see `toolkit/aggregation/model_judge.py`.
 
     Attributes:
         left_out: Maps a device to the reason why its update was left out.
@@ -120,10 +127,13 @@ class RoundAggregation:
         round_: int,
         asynchronous: bool = False,
         bounded: bool = False,
+        bar: Bar | None = None,
     ) -> None:
         self.limited: dict[str, Limited] = {}
         self.reference = store.reference() if bounded else None
         self._limits: RoundLimits | None = None
+        self._bar = bar
+        self._kinds: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         self.excess: dict[str, Excess] = {}
         self.quality: Evaluation | None = None
@@ -143,6 +153,7 @@ class RoundAggregation:
             self._fold(devices)
         except EdgeTailorError:
             self._fold_sound([device for device in devices if device not in self.left_out])
+        self._judge([device for device in devices if device not in self.left_out])
         if self._limits is not None:
             self.reference = self._limits.reference.after(self._limits.figures)
         return len(devices) - len(self.left_out)
@@ -161,6 +172,7 @@ class RoundAggregation:
         scales: dict[str, Scales] = {}
         samples, unknown = [], {}
         for device, update in self._updates(set(devices)):
+            self._kinds[device] = update[0].submodel
             scales[device] = self._model.scales(update)
             samples.append(update[0].samples)
             if self._is_unknown(device, update[0].submodel):
@@ -182,6 +194,39 @@ class RoundAggregation:
         if self.reference is None or self.staleness.get(device):
             return False
         return submodel not in self.reference.kinds
+
+    def _judge(self, devices: Sequence[str]) -> None:
+        """Leave out the updates of `devices` without which the model is better.
+
+        All of them are in the model.
+        """
+        whole = self.quality
+        if self._bar is None or whole is None or not self._bar.is_missed(whole):
+            return
+        logger.info("Round %d: the quality falls; updates are left out to find why.", self._round)
+        bar = self._bar
+
+        def is_good(out: Collection[str]) -> bool:
+            self._restore_model()
+            try:
+                self._fold([device for device in devices if device not in out])
+            except EdgeTailorError:
+                return False
+            return self.quality is not None and not bar.is_missed(self.quality, share=0.5)
+
+        found = harmful(sorted(devices, key=self._most_limited_first), is_good)
+        self._restore_model()
+        self._fold([device for device in devices if device not in found])
+        assert self.quality is not None
+        for device in found:
+            self.left_out[device] = (
+                f"{JUDGED}: {quality_text(self.quality)} in place of {quality_text(whole)}"
+            )
+
+    def _most_limited_first(self, device: str) -> tuple[float, str, str]:
+        """Sort the updates so that those that may be harmful together are neighbours."""
+        limited = self.limited.get(device)
+        return -1.0 if limited is None else -limited.times, self._kinds.get(device, ""), device
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
         """Fold those updates of `devices` that leave the model usable.
@@ -336,3 +381,10 @@ class RoundAggregation:
         data = self._store.model()
         assert data is not None
         self._model.load(data)
+
+
+def quality_text(quality: Judged) -> str:
+    """The accuracy, or the loss of a regression."""
+    if quality.accuracy is None:
+        return f"loss {quality.loss:.4g}"
+    return f"accuracy {quality.accuracy:.4f}"

@@ -18,6 +18,7 @@ from device_agent.formats.protocol.fleet import (
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
 from toolkit.aggregation.reference import Reference
+from toolkit.coordinator.closing.central_judge import bar_of, pause_judged
 from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
@@ -222,6 +223,7 @@ class RoundWorker:
         if self._coordinator.store.history.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds
+            pause_judged(self._coordinator)
             if not rounds.over:
                 current = self._coordinator.store.history.current_round()
                 origin = f" from the model of round {current}" if current != rounds.done else ""
@@ -350,8 +352,10 @@ class RoundWorker:
         round_ = coordinator.rounds.round
         received = counts_of_updates(coordinator, round_)
         store, is_async = coordinator.store, coordinator.rounds.max_staleness is not None
-        bounded = coordinator.config.aggregation.bounds
-        folding = RoundAggregation(self._model, store, self._held_out, round_, is_async, bounded)
+        bounded, bar = coordinator.config.aggregation.bounds, bar_of(coordinator, self._held_out)
+        folding = RoundAggregation(
+            self._model, store, self._held_out, round_, is_async, bounded, bar
+        )
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
@@ -375,6 +379,7 @@ class RoundWorker:
         coordinator.keep_flights()
         self._keep(result, figure, _staleness(folding), folding.reference)
         coordinator.folded(trusted, stops)
+        pause_judged(coordinator)
         if coordinator.rounds.over:
             coordinator.notify("rounds-ended", "All rounds are done.")
 
@@ -448,7 +453,8 @@ class RoundWorker:
         text = f"{which}: {quality}, from {source}{about}"
         logger.info(text)
         if (limits := limits_text(result)) is not None:
-            logger.warning("%s: %s.", which, limits)
+            far = any(own.is_far for own in result.limited.values())
+            logger.log(logging.WARNING if far else logging.INFO, "%s: %s.", which, limits)
         if received is not None:
             logger.info("%s: received model: %s", which, received.text())
         if result.round:

@@ -12,6 +12,8 @@ Outcome = Literal["paused", "removed", "banned"]
 PAUSED: Outcome = "paused"
 REMOVED: Outcome = "removed"
 BANNED: Outcome = "banned"
+BY_JUDGE = "by the judge"
+"""The reason of a pause begins with it if no operator decided it."""
 _PAUSE = "rounds paused"
 """The key in the table `meta` of the reason why no round opens."""
 
@@ -35,6 +37,8 @@ class Decision:
             >>> Decision("paused", "broken sensor", "key").text()
             'paused by the operator: broken sensor'
         """
+        if self.reason.startswith(BY_JUDGE):
+            return f"{self.outcome} {self.reason}"
         return f"{self.outcome} by the operator: {self.reason}"
 
 

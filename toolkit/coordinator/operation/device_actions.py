@@ -61,9 +61,9 @@ class DeviceActions(Membership, DeviceTroubles):
         self._record("pause", device, reason, who, PAUSED)
         self.rounds.pause(device.id)
         self.note_reopening()
-        activity = self.activity[device.id]
-        activity.state, activity.note = PAUSED, f"paused by the operator: {reason}"
-        self._log(device, f"is paused by the operator: {reason}")
+        activity, note = self.activity[device.id], self.store.operator_log.decisions[device.id]
+        activity.state, activity.note = PAUSED, note.text()
+        self._log(device, f"is {note.text()}")
 
     def _end_pause(self, device: Device, reason: str, who: str) -> None:
         """End a pause: `device` also takes part in the open round."""

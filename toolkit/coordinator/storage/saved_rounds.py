@@ -1,5 +1,6 @@
 """Reads the rounds of a state folder, also while `serve` runs, and goes back to one of them."""
 
+import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class SavedRound:
         devices: How the devices that received this model judge it; None if they did not.
         held_out: Further figures on held-out data, such as figures of each class; None without any.
         changes: The settings that changed before the round.
+        left_out: Why an update was not used, by device.
         limited: What was limited of an update, by device.
     """
 
@@ -61,6 +63,7 @@ class SavedRound:
     held_out: HeldOutFigures | None
     asked: int | None
     changes: list[str]
+    left_out: dict[str, str]
     limited: dict[str, Limited]
 
 
@@ -71,7 +74,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
-            "devices, held_out, asked, limited FROM history ORDER BY round"
+            "devices, held_out, asked, left_out, limited FROM history ORDER BY round"
         ).fetchall()
         known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'").fetchone()
         changes = changes_by_round(db) if known else {}
@@ -91,10 +94,12 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             held_out=held_out_figures(figures),
             asked=asked,
             changes=changes.get(round_, []),
+            left_out=json.loads(out),
             limited=limited_updates(limited),
         )
         for (
-            round_, accuracy, loss, updates, model, kept, start, judged, figures, asked, limited
+            round_, accuracy, loss, updates, model, kept, start,
+            judged, figures, asked, out, limited,
         ) in rows
     ]  # fmt: skip
 

@@ -1,0 +1,75 @@
+"""The judge finds the updates without which a model is good, in few aggregations."""
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.aggregation.model_judge import Bar, Quality, harmful
+
+names = st.integers(3, 60).flatmap(
+    lambda count: st.tuples(
+        st.just([f"device-{n}" for n in range(count)]),
+        st.sets(st.integers(0, count - 1), min_size=1, max_size=(count - 1) // 2),
+    )
+)
+
+
+@given(names)
+def test_exactly_the_harmful_updates_are_found(fleet: tuple[list[str], set[int]]) -> None:
+    """If each harmful update alone spoils the model, all are found and no other."""
+    devices, bad = fleet
+    culprits, calls = {devices[n] for n in bad}, 0
+
+    def is_good(out: Collection[str]) -> bool:
+        nonlocal calls
+        calls += 1
+        return culprits <= set(out)
+
+    found = harmful(devices, is_good)
+    few = 2 * len(culprits) <= len(devices)
+    assert sorted(found) == (sorted(culprits) if few else [])
+    # Two tests for each of the at most log2(n) + 1 halvings on the way to each of the k updates.
+    assert calls <= 2 * len(culprits) * (math.ceil(math.log2(len(devices))) + 1) + 1
+
+
+@given(st.integers(0, 40), st.booleans())
+def test_nobody_is_left_out_if_that_does_not_help(count: int, helps: bool) -> None:
+    devices = [f"device-{n}" for n in range(count)]
+    assert harmful(devices, lambda out: False) == []
+    if count < 3:
+        assert harmful(devices, lambda out: True) == []
+
+
+def test_what_misses_the_bar() -> None:
+    first, last = Quality(0.1, 2.3), [Quality(0.90, 0.3), Quality(0.88, 0.2)]
+    bar = Bar.of(first, last, samples=360)
+    # Two standard errors of a difference: 2 sqrt(2 * 0.9 * 0.1 / 360).
+    margin = 2 * float(np.sqrt(2 * 0.9 * 0.1 / 360))
+    assert margin > 0.03
+    assert not bar.is_missed(Quality(0.9 - 0.99 * margin, 1.0))
+    assert bar.is_missed(Quality(0.9 - 1.01 * margin, 1.0))
+    assert bar.is_missed(Quality(0.9 - 0.6 * margin, 1.0), share=0.5)
+    assert not bar.is_missed(Quality(0.9 - 0.4 * margin, 1.0), share=0.5)
+    # From a random start the accuracy cannot fall, but the loss rises above that of the start.
+    assert not bar.is_missed(Quality(0.9, 1.49 * 2.3))
+    assert bar.is_missed(Quality(0.9, 1.51 * 2.3))
+    assert bar.is_missed(Quality(0.9, math.nan))
+    assert bar.is_missed(Quality(0.9, math.inf))
+    many = Bar.of(first, last, samples=10**6)
+    assert not many.is_missed(Quality(0.871, 0.2))
+    assert many.is_missed(Quality(0.869, 0.2))
+
+
+def test_a_regression_is_judged_by_its_loss() -> None:
+    bar = Bar.of(Quality(None, 50.0), [Quality(None, 2.0), Quality(None, 3.0)], samples=100)
+    assert not bar.is_missed(Quality(None, 2.99))
+    assert bar.is_missed(Quality(None, 3.01))
+
+
+def test_a_loss_below_0_has_no_scale() -> None:
+    for accuracy in (None, 0.5):
+        bar = Bar.of(Quality(accuracy, -1.0), [Quality(accuracy, -2.0)], samples=100)
+        assert not bar.is_missed(Quality(accuracy, 5.0))

@@ -1,0 +1,106 @@
+"""Finds the updates that make a new model worse, by aggregating the round again without some.
+
+The limits of `update_limits.py` do not stop a device that sends the reverse of an honest change.
+Held-out samples show what it does: the quality of the new model falls. Then groups of updates are
+left out, and smaller groups of these, until few are left without which the quality does not fall
+(delta debugging, Zeller and Hildebrandt 2002).
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+FALL = 0.03
+"""An accuracy that falls by less is never judged."""
+ERRORS = 2.0
+"""The accuracy must fall by this many standard errors, which few held-out samples make large."""
+LOSS = 1.5
+"""A loss above this many times the bar's is judged, too."""
+LEAST_UPDATES = 3
+"""Of fewer updates, none is left out: nothing says which one is harmful."""
+
+
+class Judged(Protocol):
+    """The quality of a model on held-out samples."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of correct predictions; None for a regression."""
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+
+
+class Quality(NamedTuple):
+    """The quality of an earlier model."""
+
+    accuracy: float | None
+    loss: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The quality below which a new model is judged.
+
+    Attributes:
+        accuracy: The best accuracy of the last models; None for a regression.
+        loss: The lowest loss of the last models; with an accuracy, at least that of the first
+            model. None if it is not above 0: then a rise has no scale.
+        samples: How many held-out samples there are.
+    """
+
+    accuracy: float | None
+    loss: float | None
+    samples: int
+
+    @classmethod
+    def of(cls, first: Judged, last: Sequence[Judged], samples: int) -> "Bar":
+        """The bar after the models `last`. `first` is the model before any training."""
+        accuracies = [own.accuracy for own in last if own.accuracy is not None]
+        loss = min(own.loss for own in last)
+        if accuracies:
+            loss = max(loss, first.loss) if first.loss > 0 else 0.0
+        return cls(max(accuracies, default=None), loss if loss > 0 else None, samples)
+
+    def is_missed(self, quality: Judged, share: float = 1.0) -> bool:
+        """Whether `quality` is worse than the bar by more than `share` of the margin."""
+        accuracy, loss = quality.accuracy, quality.loss
+        if not math.isfinite(loss) or (self.loss is not None and loss > self.loss * LOSS**share):
+            return True
+        if self.accuracy is None or accuracy is None:
+            return False
+        variance = 2 * self.accuracy * (1 - self.accuracy) / max(self.samples, 1)
+        return accuracy < self.accuracy - share * max(FALL, ERRORS * math.sqrt(variance))
+
+
+def harmful(updates: Sequence[str], is_good: Callable[[Collection[str]], bool]) -> list[str]:
+    """Find few updates without which the model is good; empty if that takes more than half.
+
+    Args:
+        updates: All updates. Those that may be harmful together should be next to each other.
+        is_good: Whether the model is good if these updates are left out.
+    """
+    if len(updates) < LEAST_UPDATES:
+        return []
+    found = _needed(list(updates), frozenset(), is_good)
+    few = 2 * len(found) <= len(updates)
+    return found if few and is_good(frozenset(found)) else []
+
+
+def _needed(
+    group: list[str], out: frozenset[str], is_good: Callable[[Collection[str]], bool]
+) -> list[str]:
+    """The members of `group` that must be left out, besides those in `out`.
+
+    Leaving out the whole group makes the model good.
+    """
+    if len(group) == 1:
+        return group
+    one, other = group[: len(group) // 2], group[len(group) // 2 :]
+    for half in (one, other):
+        if is_good(out.union(half)):
+            return _needed(half, out, is_good)
+    first = _needed(one, out.union(other), is_good)
+    return first + _needed(other, out.union(first), is_good)

@@ -1,0 +1,74 @@
+"""The judge of new models: when it acts, and which devices it pauses.
+
+`model_judge.py` finds the updates to leave out. A device whose updates were left out three times is
+paused. An operator decides about it: after `resume` it takes part again, and three more times
+are needed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from device_agent.formats.protocol.fleet import RoundResult
+from toolkit.aggregation.model_judge import Bar, Quality
+from toolkit.coordinator.closing.round_aggregation import JUDGED, Samples
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.operator_log import BY_JUDGE
+
+MODELS = 3
+"""The bar is the best quality of this many last models, so that it does not sink slowly."""
+TIMES = 3
+"""A device is paused after its updates were left out this many times."""
+JUDGE = "judge"
+"""Who pauses such a device, in the audit log."""
+
+
+def bar_of(coordinator: Coordinator, held_out: Samples | None) -> Bar | None:
+    """The bar for the next model; None if it is not judged.
+
+    A site is not judged, because it receives its models.
+    """
+    config, store = coordinator.config, coordinator.store
+    current = store.history.current_round()
+    if held_out is None or not config.aggregation.judge or config.site or current is None:
+        return None
+    known = {
+        r.round: Quality(r.accuracy, r.loss) for r in store.history.results() if r.loss is not None
+    }
+    last = [own for round_, own in known.items() if current - MODELS < round_ <= current]
+    if not last:
+        return None
+    return Bar.of(known[min(known)], last, len(held_out[1]))
+
+
+def rounds_judged(history: Sequence[RoundResult]) -> dict[str, list[int]]:
+    """The rounds in which the judge left out the update of a device, by device."""
+    rounds: dict[str, list[int]] = {}
+    for result in history:
+        for device, reason in result.left_out.items():
+            if reason.startswith(JUDGED):
+                rounds.setdefault(device, []).append(result.round)
+    return rounds
+
+
+def pause_judged(coordinator: Coordinator) -> None:
+    """Pause the devices whose updates were left out TIMES times since the judge last paused them.
+
+    A coordinator that was killed before does it when it starts again.
+    """
+    for device, reason in _due(coordinator).items():
+        coordinator.act("pause", device, reason, JUDGE)
+        coordinator.notify("device-left-out", f"{device} is paused {reason}.", device=device)
+
+
+def _due(coordinator: Coordinator) -> Mapping[str, str]:
+    """The devices to pause, with the reasons."""
+    store = coordinator.store
+    due = {}
+    for device, rounds in rounds_judged(store.history.results()).items():
+        entries = store.operator_log.entries(0, 2**31, device)
+        pauses = sum(entry.who == JUDGE and entry.action == "pause" for entry in entries)
+        fresh = rounds[pauses * TIMES :]
+        paused = device in store.operator_log.decisions
+        if len(fresh) >= TIMES and not paused and not store.registry.device(device).has_left:
+            named = ", ".join(map(str, fresh[:TIMES]))
+            due[device] = f"{BY_JUDGE}, which left out its updates of the rounds {named}"
+    return due
