@@ -18,7 +18,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
-.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo bench-attacks
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo bench-attacks
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,6 +160,9 @@ bench-page: setup web ## training in a page beside a native agent, in Chromium (
 
 bench-coordinator: setup ## what requests cost with up to 2,000 devices, and 10,000 that wait (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_coordinator.py $(ARGS)
+
+bench-fleet: setup ## 300 devices that come and go, with three kinds of rounds and two restarts (20 minutes)
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_fleet.py $(ARGS)
 
 bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by family (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_simulation.py $(ARGS)

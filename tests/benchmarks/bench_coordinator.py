@@ -109,9 +109,19 @@ class Serving:
     connection: http.client.HTTPConnection | None = None
 
     def processor_s(self) -> float:
-        """Processor time of the process so far, in seconds."""
+        """Processor time of the process so far, in seconds: its own and that of the system."""
+        return sum(self.own_and_system_s())
+
+    def own_and_system_s(self) -> tuple[float, float]:
+        """Processor time in the process itself, and in the system for it."""
         fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        ticks = os.sysconf("SC_CLK_TCK")
+        return int(fields[11]) / ticks, int(fields[12]) / ticks
+
+    def forget_peak(self) -> int:
+        """Let `peak_bytes` begin with the present resident memory, which this returns."""
+        Path(f"/proc/{self.process}/clear_refs").write_text("5")
+        return self.peak_bytes()
 
     def peak_bytes(self) -> int:
         """Peak resident memory of the process."""
@@ -346,12 +356,15 @@ async def wait(scratch: Path, devices: int) -> None:
         running = asyncio.create_task(waiting.run())
         while waiting.polls < 3 * devices:
             await asyncio.sleep(0.5)
-        used, begun, polls = server.processor_s(), time.monotonic(), waiting.polls
+        before, begun, polls = server.own_and_system_s(), time.monotonic(), waiting.polls
         connections = waiting.connections
         await asyncio.sleep(MEASURED_S)
         took = time.monotonic() - begun
-        used, polls = server.processor_s() - used, waiting.polls - polls
+        now = server.own_and_system_s()
+        own, system = now[0] - before[0], now[1] - before[1]
+        used, polls = own + system, waiting.polls - polls
         print(f"\n{devices:,} devices wait: {used / took:.3f} of a core (goal {GOAL_WAITING}), "
+              f"{system / used:.0%} of it in the system, load {os.getloadavg()[0]:.1f}, "
               f"{polls / took:.0f} polls a second, {used / polls * 1e3:.3f} ms each, "
               f"{(waiting.connections - connections) / took:.1f} new connections a second, "
               f"peak {server.peak_bytes() / 1e6:.0f} MB")  # fmt: skip
@@ -364,18 +377,22 @@ async def wait(scratch: Path, devices: int) -> None:
 
 
 def load_pages(server: Serving, times: int = 10) -> None:
-    """Print how long pages of the operator take, and how large they are."""
+    """Print what the operator's status and pages take: time, size, and the server's memory."""
     token = (server.folder / "state" / "operator.token").read_text().strip()
+    pages = ("", "devices", "devices?search=device-99&sort=trained&descending=true")
     with httpx.Client(base_url=server.url, timeout=60) as browser:
         log_in(browser, token)
-        for path in ("", "devices", "devices?search=device-99&sort=trained&descending=true"):
-            took = []
+        bearer = {"Authorization": f"Bearer {token}"}
+        for path in (f"{API}/status", *(f"/operator/{page}" for page in pages)):
+            took, before = [], server.forget_peak()
             for _ in range(times):
                 begun = time.perf_counter()
-                answer = browser.get(f"/operator/{path}").raise_for_status()
+                headers = bearer if path.startswith(API) else {}
+                answer = browser.get(path, headers=headers).raise_for_status()
                 took.append(time.perf_counter() - begun)
-            print(f"/operator/{path}: {statistics.median(took) * 1e3:.0f} ms, "
-                  f"{len(answer.content) / 1e3:.1f} kB (goals 1000 ms, 200 kB)")  # fmt: skip
+            print(f"{path}: {statistics.median(took) * 1e3:.0f} ms, "
+                  f"{len(answer.content) / 1e3:.1f} kB (goals 1000 ms, 200 kB), "
+                  f"memory + {(server.peak_bytes() - before) / 1e6:.1f} MB")  # fmt: skip
 
 
 @dataclass
