@@ -39,7 +39,7 @@ from device_agent.client.retries import Outage
 from device_agent.client.transfers import Download, UploadOfFile
 from device_agent.formats.manifest import encode
 from device_agent.formats.protocol.fleet import Status
-from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
+from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest, NewSecret
 from device_agent.formats.protocol.key_changes import KeyChange, KeyChanges
 from device_agent.formats.protocol.problems import API, KEY_CHANGES, SKEWED_CLOCK, USED_JOIN
 from device_agent.formats.protocol.rounds import (
@@ -177,6 +177,21 @@ class CoordinatorClient:
         except (UnreachableError, RefusedError, ClientError):
             return []
         return asked.changes
+
+    def renew_secret(self, new: NewSecret) -> None:
+        """Replace this device's secret, which is then void. Call `use_secret` afterwards.
+
+        Raises:
+            RefusedError: Nobody has asked for a new secret, or it cannot be used.
+            AuthorisationError: The secret is void already.
+        """
+        body = msgspec.json.encode(new)
+        self._with_retries(lambda: self._order("POST", "/secret", body))
+
+    def use_secret(self, secret: str) -> None:
+        """Make the next requests with this `secret`."""
+        bearer = {"Authorization": f"Bearer {check_secret(secret)}"}
+        self._pool.headers = {**self._pool.headers, **bearer}
 
     def leave(self) -> None:
         """Give up this device's place.

@@ -1,6 +1,7 @@
 """The device's key pair. The device generates it; the public key identifies the device."""
 
 import base64
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -8,7 +9,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.formats.protocol.joining import JoinRequest, join_text
+from device_agent.formats.protocol.joining import (
+    JoinRequest,
+    NewSecret,
+    join_text,
+    secret_text,
+)
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import InputError
 
@@ -88,4 +94,14 @@ class DeviceKey:
             timestamp=timestamp,
             signature=base64.b64encode(signature).decode(),
             profile=profile,
+        )
+
+    def new_secret(self, challenge: str, secret: str) -> NewSecret:
+        """Make the answer to a `challenge` of the coordinator: the signed hash of a new secret."""
+        digest = hashlib.sha256(secret.encode()).hexdigest()
+        signature = self._private.sign(secret_text(challenge, digest))
+        return NewSecret(
+            challenge=challenge,
+            secret_sha256=digest,
+            signature=base64.b64encode(signature).decode(),
         )

@@ -217,7 +217,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
     known = folder.member()
     folder.check_changeable()
     try:
-        _client(known, LEAVE_PATIENCE_S).leave()
+        _give_up(known)
     # The coordinator has removed the device already: only this side is left to clean up.
     except AuthorisationError:
         log.info("%s does not know %s any more.", known.url, known.device)
@@ -387,8 +387,19 @@ def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
     )
 
 
-def _tell_old(known: Identity) -> None:
+def _give_up(known: Identity) -> None:
+    """Tell the coordinator of `known` that this device leaves."""
     try:
         _client(known, LEAVE_PATIENCE_S).leave()
+    except AuthorisationError:
+        if known.next_secret is None:
+            raise
+        following = msgspec.structs.replace(known, secret=known.next_secret)
+        _client(following, LEAVE_PATIENCE_S).leave()
+
+
+def _tell_old(known: Identity) -> None:
+    try:
+        _give_up(known)
     except ClientError as error:
         log.warning("The old coordinator was not told that %s has left: %s", known.device, error)

@@ -14,6 +14,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.client.retries import Outage
 from device_agent.federation.default_state import default_state
+from device_agent.federation.device_secret import DeviceSecret
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.membership import consent
 from device_agent.federation.owner_pauses import Pauses
@@ -191,6 +192,7 @@ class _Rounds:
     ) -> None:
         self._folder, self._client, self._options, self._hooks = folder, client, options, hooks
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
+        self._secret = DeviceSecret(folder, client)
         self._key = TrustedKey(folder, client, hooks.clock)
         trial = partial(hooks.try_release, options.data, options.training)
         tune = ReleaseFineTuning(
@@ -229,7 +231,7 @@ class _Rounds:
         note: str | None = None
         while True:
             self._pauses.wait()
-            work = self._client.work()
+            work = self._secret.work()
             # Each number of joined devices is logged once, not at every poll.
             if work.joined != joined and work.expected:
                 log.info("Waiting: %s.", have_joined(work.joined, work.expected))

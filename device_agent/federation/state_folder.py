@@ -17,6 +17,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
     key, which verifies all work; None if the device joined when coordinators had no keys.
+    `next_secret` is a new secret that the coordinator may have taken already.
     `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
     """
 
@@ -29,6 +30,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     token_sha256: str | None = None
     key: str | None = None
     certificate: str | None = None
+    next_secret: str | None = None
 
 
 IDENTITY = "device.json"

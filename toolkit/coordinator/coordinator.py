@@ -4,7 +4,7 @@ Every method may be called from any thread. Heavy work is done in `round_worker.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +32,6 @@ from toolkit.coordinator.devices.join_validation import shortened
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
-from toolkit.coordinator.operation.device_actions import DeviceActions
 from toolkit.coordinator.operation.join_access import JoinAccess
 from toolkit.coordinator.operation.key_actions import KeyActions
 from toolkit.coordinator.operation.metrics import Metrics
@@ -41,6 +40,7 @@ from toolkit.coordinator.operation.operator_access import OperatorAccess
 from toolkit.coordinator.operation.operator_sessions import OperatorSessions
 from toolkit.coordinator.operation.overview import Overviews
 from toolkit.coordinator.operation.round_actions import RoundActions
+from toolkit.coordinator.operation.secret_actions import SecretActions
 from toolkit.coordinator.operation.settings_actions import SettingsActions
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.requests.release_reports import ReleaseAnswers
@@ -69,7 +69,7 @@ class _Offer:
 
 @dataclass
 class Coordinator(
-    DeviceActions,
+    SecretActions,
     Overviews,
     RoundActions,
     JoinAccess,
@@ -107,7 +107,7 @@ class Coordinator(
             task = self.rounds.task(device.id)
             if task == "wait" or task == "finished":
                 return self._nothing_to_train(device, task)
-            return self._offer(device, task).work
+            return self._asking_for_secret(device, self._offer(device, task).work)
 
     def work_at_once(self, device: Device) -> bytes | None:
         """Return what `device` should do now, as JSON; None if the caller would have to wait.
@@ -122,7 +122,10 @@ class Coordinator(
                 return None
             if task == "wait" or task == "finished":
                 return msgspec.json.encode(self._nothing_to_train(device, task))
-            return self._offer(device, task).encoded
+            offer = self._offer(device, task)
+            if device.id in self.secrets_due:
+                return msgspec.json.encode(self._asking_for_secret(device, offer.work))
+            return offer.encoded
         finally:
             self.lock.release()
 
@@ -175,7 +178,12 @@ class Coordinator(
             ask_again_s=self._ask_again_s(task),
             release=self.released.offer(device),
             note=self._why_it_waits(device),
+            new_secret=self.new_secret(device),
         )
+
+    def _asking_for_secret(self, device: Device, work: Work) -> Work:
+        """The `work` of `device`, with the challenge if the device needs a new secret."""
+        return replace(work, new_secret=self.new_secret(device))
 
     def _why_it_waits(self, device: Device) -> str | None:
         """What an operator decided, if `device` waits for that reason."""

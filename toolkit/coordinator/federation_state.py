@@ -11,7 +11,7 @@ from device_agent.formats.protocol.fleet import Preparation, SelectedDevices
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.rounds import InputSummary
 from profiles.text_formatting import did_you_mean
-from toolkit.coordinator.database import key_log
+from toolkit.coordinator.database import key_log, secret_log
 from toolkit.coordinator.database.device_registry import Device, hashed
 from toolkit.coordinator.database.operator_tokens import OPERATOR, Operator
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
@@ -65,6 +65,8 @@ class FederationState:
         missed_deadlines: How many deadlines of the open round have passed with too few updates.
         notifier: Tells the operator's own programs what happens.
         make_model: Makes the global model for changed settings; None if they cannot change now.
+        secrets_due: The devices that were asked for a new secret. This mapping is never changed: a
+            change replaces it.
         new_settings: The `NewSettings` that take effect in a later round, or None.
         wanted_model: The `WantedModel` to which the rounds go back as soon as possible, or None.
     """
@@ -93,6 +95,7 @@ class FederationState:
     not_needed: tuple[int, int] = (0, 0)
     released: OfferedReleases = field(init=False, repr=False)
     key_changes: list[KeyChange] = field(init=False, repr=False)
+    secrets_due: secret_log.Due = field(init=False, repr=False)
     missed_deadlines: int = 0
     notifier: Notifier = field(default_factory=Notifier, repr=False)
     make_model: Callable[[CoordinatorConfig], object] | None = None
@@ -102,6 +105,7 @@ class FederationState:
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)
         self.released = OfferedReleases(folder, self.config.evaluation.request)
+        self.secrets_due = secret_log.decoded(self.store.value(secret_log.DUE_SECRETS))
         self.key_changes = key_log.decoded(self.store.value(key_log.KEY_CHANGES))
 
     def notify(self, event: EventName, text: str, **values: object) -> None:

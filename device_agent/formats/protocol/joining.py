@@ -2,7 +2,9 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import Count
@@ -77,3 +79,22 @@ class JoinReply:
     sample_shape: list[int] = field(default_factory=list)
     label_type: Literal["int64", "float32"] = "int64"
     arrays: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSecret:
+    """The answer of a device that was asked for a new secret: the hash of the one that it made.
+
+    `challenge` is `new_secret` of the Work. `secret_sha256` is the SHA-256 of the new secret, in
+    hexadecimal digits. `signature` is a signature of `secret_text` with the key of the join:
+    whoever knows only the old secret cannot make a new one. From then on the old secret is void.
+    """
+
+    challenge: Annotated[str, Meta(max_length=100)]
+    secret_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    signature: Annotated[str, Meta(max_length=200)]
+
+
+def secret_text(challenge: str, secret_sha256: str) -> bytes:
+    """The text that is signed in a NewSecret."""
+    return f"edgetailor-secret-1\n{challenge}\n{secret_sha256}\n".encode()

@@ -21,8 +21,8 @@ def test_help_lists_commands_and_exit_codes(tmp_path: Path) -> None:
         "export", "export-model", "extend-round", "go-back", "inspect", "install-service", "let-in",
         "login", "make-token", "operators", "pause", "pause-rounds", "plan", "release", "remove",
         "report", "restore", "resume", "resume-rounds", "revoke-operator", "revoke-token",
-        "rollback", "rotate-key", "rounds", "serve", "simulate", "status", "tls", "tokens",
-        "uninstall-service",
+        "rollback", "rotate-key", "rotate-secret", "rounds", "serve", "simulate", "status", "tls",
+        "tokens", "uninstall-service",
     ]  # fmt: skip
     assert done.stdout.endswith(EXIT_CODES)
     assert "..." not in done.stdout.replace("[ARGS]...", "")  # no summary is cut off

@@ -99,7 +99,7 @@ def test_every_route_of_operators_is_closed_to_others(new_fleet: Fleet) -> None:
         for method in methods
         if path.startswith("/v1/operator/") or path == "/metrics"
     ]
-    assert len(routes) == 22
+    assert len(routes) == 23
     for method, path in routes:
         for secret, status in given.items():
             assert ask(server, method, path, secret) == status, (method, path, secret)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.operator.operator_options import (
+    as_days,
     client_of,
     federation_option,
     json_option,
@@ -151,24 +152,13 @@ def revoke_token(number: int, reason: str, federation: Path | None, as_json: boo
     say_done(f"Join token {number} is revoked.", as_json, number=number)
 
 
-def _days(context: click.Context, option: click.Parameter, given: str) -> float:
-    """Read a time span as days."""
-    from profiles.units import parse_duration
-    from toolkit.coordinator.operation.messages import MOST_DAYS
-
-    days = parse_duration(given) / 86400
-    if not 0 < days <= MOST_DAYS:
-        raise click.BadParameter(f"give a time of at most {MOST_DAYS} days.")
-    return days
-
-
 @click.command()
 @click.option(
     "--valid",
     "days",
     default="30d",
     show_default=True,
-    callback=_days,
+    callback=as_days,
     help="How long the old key of devices and join tokens stays valid, such as 12h or 30d.",
 )
 @reason_option

@@ -9,6 +9,7 @@ import click
 
 from profiles.text_formatting import counted
 from toolkit.cli.operator.operator_options import (
+    as_days,
     client_of,
     federation_option,
     json_option,
@@ -202,7 +203,39 @@ let_in = _action(
     "A removed device is a member again, with its secret, if a place is free. Otherwise it may "
     "join with a token.",
 )
+
+
+@click.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, callback=_named)
+@click.option(
+    "--valid",
+    "days",
+    default="7d",
+    show_default=True,
+    callback=as_days,
+    help="How long the old secret stays valid without a new one, such as 12h or 7d.",
+)
+@reason_option
+@federation_option
+@json_option
+def rotate_secret(
+    names: tuple[str, ...], days: float, reason: str, federation: Path | None, as_json: bool
+) -> None:
+    """Ask devices for new secrets.
+
+    A device makes a new secret when it next asks for work. Then its old one is void. A device that
+    makes none within the time of --valid has to join again.
+    """
+    client, asked = client_of(federation), {}
+    for identifier in names:
+        asked[identifier] = client.rotate_secret(identifier, days, reason).secret_until
+        if not as_json:
+            click.echo(f"{identifier}: asked for a new secret")
+    if as_json:
+        print_json({"version": 1, "until": asked})
+
+
 COMMANDS: tuple[click.Command, ...] = (
     *(login, status, devices, device, audit),
-    *(pause, resume, remove, ban, let_in),
+    *(pause, resume, remove, ban, let_in, rotate_secret),
 )

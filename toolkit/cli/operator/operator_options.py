@@ -32,6 +32,17 @@ def check_reason(context: click.Context, option: click.Parameter, given: str | N
     return given
 
 
+def as_days(context: click.Context, option: click.Parameter, given: str) -> float:
+    """Read a time span as days."""
+    from profiles.units import parse_duration
+    from toolkit.coordinator.operation.messages import MOST_DAYS
+
+    days = parse_duration(given) / 86400
+    if not 0 < days <= MOST_DAYS:
+        raise click.BadParameter(f"give a time of at most {MOST_DAYS} days.")
+    return days
+
+
 reason_option = click.option(
     "--reason",
     required=True,

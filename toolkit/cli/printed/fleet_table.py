@@ -58,6 +58,9 @@ def show_device(detail: DeviceDetail) -> None:
         "machine": _machine(detail.machine),
         "trained": counted(device.rounds_trained, "round"),
     }
+    if detail.secret_until is not None:
+        until = _time(detail.secret_until)
+        lines["secret"] = f"asked for a new one; the old one is valid until {until} UTC"
     click.echo(device.device)
     for name, text in lines.items():
         click.echo(filled(f"  {name:<8} {text}", WIDTH, " " * 11))

@@ -112,6 +112,7 @@ class RoundWorker:
         """Do the work that the rounds are ready for, if any."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
         coordinator.forget_absent()
+        coordinator.void_late_secrets()
         coordinator.released.refresh(coordinator.key)
         coordinator.release_to_all_if_taken()
         coordinator.minute_log.flush()

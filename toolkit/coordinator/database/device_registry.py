@@ -280,6 +280,17 @@ class Registry:
             self._set_left(device, False, False, also)
             return True
 
+    def set_secret(self, device: str, secret_hash: str, also: Also) -> None:
+        """Let `device` authenticate with the secret that has this hash, and with no other.
+
+        `also` can write more in the same transaction.
+        """
+        with self._database.exclusively():
+            with self._database.milestone() as db:
+                db.execute("UPDATE devices SET secret = ? WHERE id = ?", (secret_hash, device))
+                also(db)
+            self._keep(replace(self._devices[device], secret_hash=secret_hash))
+
     def _set_left(self, device: str, has_left: bool, forgotten: bool, also: Also) -> None:
         with self._database.milestone() as db:
             db.execute(

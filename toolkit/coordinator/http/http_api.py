@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.protocol.fleet import Status
-from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest
+from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest, NewSecret
 from device_agent.formats.protocol.key_changes import KeyChanges
 from device_agent.formats.protocol.problems import API, KEY_CHANGES, NO_SUCH_FILE, Problem
 from device_agent.formats.protocol.releases import ReleaseReport
@@ -39,6 +39,7 @@ from toolkit.coordinator.http.strict_json import body_of, described, schemas
 from toolkit.coordinator.operation.messages import (
     EarlierModel,
     NewDeadline,
+    NewDeviceSecret,
     NewJoinToken,
     NewKey,
     NewOperator,
@@ -50,8 +51,9 @@ from toolkit.web.built_page import Page
 from toolkit.web.static_files import join_routes
 
 MESSAGES = [
-    *(JoinRequest, Judgement, Progress, ReleaseReport, Stopped, SubmodelFailure, UpdateRecord),
-    *(EarlierModel, NewDeadline, NewJoinToken, NewKey, NewOperator, Order),
+    *(JoinRequest, Judgement, NewSecret, Progress, ReleaseReport, Stopped, SubmodelFailure),
+    UpdateRecord,
+    *(EarlierModel, NewDeadline, NewDeviceSecret, NewJoinToken, NewKey, NewOperator, Order),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -233,6 +235,22 @@ def stopped(
 ) -> None:
     """Record that a device stops."""
     service.stopped(device, body)
+
+
+@router.post(
+    "/secret",
+    summary="Make a new secret",
+    description="For a device whose work has a challenge in `new_secret`. From then on its old "
+    "secret is void.",
+    status_code=204,
+    responses=_conflict,
+    openapi_extra=described(NewSecret),
+)
+def new_secret(
+    body: Annotated[NewSecret, Depends(body_of(NewSecret))], device: Caller, service: Service
+) -> None:
+    """Replace a device's secret."""
+    service.take_secret(device, body)
 
 
 @router.post(

@@ -23,6 +23,7 @@ from toolkit.coordinator.operation.messages import (
     MadeOperator,
     ModelRound,
     NewDeadline,
+    NewDeviceSecret,
     NewJoinToken,
     NewKey,
     NewOperator,
@@ -98,6 +99,25 @@ def devices(
 )
 def device(device: str, service: Service) -> DeviceDetail:
     """Show one device."""
+    return service.device_detail(device)
+
+
+@router.post(
+    "/devices/{device}/secret",
+    summary="Ask a device for a new secret",
+    description="The device makes a new secret when it next asks for work. Then the old one is "
+    "void; without a new one, after `days`. Repeating the request changes nothing.",
+    responses={409: {"model": Problem, "description": "The device has left the federation"}},
+    openapi_extra=described(NewDeviceSecret),
+)
+def rotate_secret(
+    device: str,
+    order: Annotated[NewDeviceSecret, Depends(body_of(NewDeviceSecret))],
+    service: Service,
+    who: Who,
+) -> DeviceDetail:
+    """Ask a device for a new secret, and show it."""
+    service.rotate_secret(device, order.days, order.reason, who)
     return service.device_detail(device)
 
 

@@ -55,7 +55,7 @@ class DeviceActions(Membership, DeviceTroubles):
 
     def _pause(self, device: Device, reason: str, who: str) -> None:
         """Give `device` no work until it is resumed; its update of the open round counts."""
-        self._check_member(device, "paused")
+        self.check_member(device, "paused")
         if device.id in self.rounds.paused:
             return
         self._record("pause", device, reason, who, PAUSED)
@@ -67,7 +67,7 @@ class DeviceActions(Membership, DeviceTroubles):
 
     def _end_pause(self, device: Device, reason: str, who: str) -> None:
         """End a pause: `device` also takes part in the open round."""
-        self._check_member(device, "resumed")
+        self.check_member(device, "resumed")
         if device.id not in self.rounds.paused:
             return
         self._record("resume", device, reason, who, None)
@@ -146,7 +146,8 @@ class DeviceActions(Membership, DeviceTroubles):
         then = None if outcome is None else Decision(outcome, reason, device.public_key, member)
         return Action(name, device.id, who, reason, then)
 
-    def _check_member(self, device: Device, what: str) -> None:
+    def check_member(self, device: Device, what: str) -> None:
+        """Raise RefusalError (409) if `device` has left, so that it cannot be `what`."""
         if device.has_left:
             raise conflict(
                 "{device} has left this federation, so it cannot be {what}.",

@@ -96,6 +96,7 @@ class DeviceList(FederationState):
         """The device with this id. Raises RefusalError (404) if there is none."""
         with self.lock:
             device = self.known_device(identifier)
+            due = self.secrets_due.get(identifier)
             return DeviceDetail(
                 device=self.fleet_devices([device])[0],
                 machine=json.loads(device.machine),
@@ -104,6 +105,7 @@ class DeviceList(FederationState):
                     for row in self.store.records.updates_of(device.id, MOST_SHOWN)
                 ],
                 audit=self.store.operator_log.entries(0, MOST_SHOWN, device.id),
+                secret_until=None if due is None else due.until,
             )
 
     def audit_page(self, after: int, most: int) -> AuditPage:

@@ -126,6 +126,12 @@ class NewKey(Order, frozen=True, kw_only=True):
     days: Annotated[float, Meta(gt=0, le=MOST_DAYS)]
 
 
+class NewDeviceSecret(Order, frozen=True, kw_only=True):
+    """A new secret of a device. The old one is valid until then, and at most for `days`."""
+
+    days: Annotated[float, Meta(gt=0, le=MOST_DAYS)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EarlierKey:
     """The fingerprint of an earlier key, and until when devices with this key may follow.
@@ -206,7 +212,8 @@ class TrainedRound:
 class DeviceDetail:
     """All that is known about a device: `machine` as it joined, its last updates, its audit log.
 
-    The newest updates and entries come first.
+    The newest updates and entries come first. If the device was asked for a new secret and has not
+    made it yet, its old one is valid until `secret_until`, in seconds since 1970.
     """
 
     version: int = 1
@@ -214,6 +221,7 @@ class DeviceDetail:
     machine: dict[str, Any]
     updates: list[TrainedRound]
     audit: list[AuditEntry]
+    secret_until: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

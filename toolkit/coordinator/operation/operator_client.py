@@ -20,6 +20,7 @@ from toolkit.coordinator.operation.messages import (
     MadeOperator,
     ModelRound,
     NewDeadline,
+    NewDeviceSecret,
     NewJoinToken,
     NewKey,
     NewOperator,
@@ -70,6 +71,15 @@ class OperatorClient(CoordinatorClient):
         """Act on a device. Raises RefusedError if there is none, or if it has left."""
         path = f"/operator/devices/{quote(name, safe='')}/{action}"
         body = msgspec.json.encode(Order(reason=reason))
+        return self._with_retries(lambda: self._ask("POST", path, DeviceDetail, body))
+
+    def rotate_secret(self, name: str, days: float, reason: str) -> DeviceDetail:
+        """Ask a device for a new secret. Raises RefusedError if there is none, or if it has left.
+
+        The old secret is valid until then, and at most for `days`.
+        """
+        path = f"/operator/devices/{quote(name, safe='')}/secret"
+        body = msgspec.json.encode(NewDeviceSecret(days=days, reason=reason))
         return self._with_retries(lambda: self._ask("POST", path, DeviceDetail, body))
 
     def close_round(self, round_: int, reason: str) -> None:

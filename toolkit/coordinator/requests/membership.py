@@ -26,8 +26,8 @@ from toolkit.coordinator.devices.join_proof import VALID_S, check_possession, us
 from toolkit.coordinator.devices.join_validation import check_machine, check_name
 from toolkit.coordinator.devices.planned_submodel import planned_submodel
 from toolkit.coordinator.federation_file.device_kinds import DeviceKind
-from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import RefusalError, conflict, forbidden
+from toolkit.coordinator.requests.device_secrets import DeviceSecrets
 from toolkit.coordinator.rounds.expected_traffic import round_traffic
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 MEMBERSHIP = "{more} devices have joined or left."
 
 
-class Membership(FederationState):
+class Membership(DeviceSecrets):
     """Manages which devices take part in the federation."""
 
     def check_join_token(self, token: str) -> None:
@@ -91,6 +91,7 @@ class Membership(FederationState):
                     machine,
                     lambda kind: ahead[kind] if kind in ahead else self._plan(kind, request),
                 )
+            self.forget_due_secret(device)
             if device.id not in self.rounds.devices:
                 self.enter(device, "has joined")
         self.changed.set()
@@ -252,6 +253,8 @@ class Membership(FederationState):
         The caller holds the lock.
         """
         self.store.registry.leave(device.id, forgotten, also)
+        if not forgotten:
+            self.forget_due_secret(device)
         self.rounds.leave(device.id)
         self.store.stopped.forget(device.id)
         self.store.incoming.drop(device.id)

@@ -25,6 +25,7 @@ from toolkit.coordinator.join_links import join_link
 from toolkit.coordinator.operation.messages import (
     Action,
     FleetDevice,
+    NewDeviceSecret,
     NewJoinToken,
     NewKey,
     Order,
@@ -94,6 +95,18 @@ async def act(request: Request) -> Response:
         f"{PAGES}devices/{device}",
         f"{device} {DONE[action]}.",
         lambda who: coordinator_of(request).act(action, device, order.reason, who),
+    )
+
+
+async def rotate_secret(request: Request) -> Response:
+    """Ask a device for a new secret."""
+    device = request.path_params["device"]
+    order = order_as(NewDeviceSecret, await order_of(request))
+    return await done(
+        request,
+        f"{PAGES}devices/{device}",
+        f"{device} is asked for a new secret.",
+        lambda who: coordinator_of(request).rotate_secret(device, order.days, order.reason, who),
     )
 
 

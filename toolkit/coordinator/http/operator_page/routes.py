@@ -47,6 +47,7 @@ def _routes(files: Page) -> Sequence[BaseRoute]:
         _page("logout", login.logout, _POST),
         _page("devices", views.devices),
         _page("devices/{device}", views.device),
+        _page("devices/{device}/secret", forms.rotate_secret, _POST),
         _page("devices/{device}/{action}", forms.act, _POST),
         _page("devices/{device}/update/drop", round_forms.drop_update, _POST),
         _page("rounds/pause", round_forms.pause, _POST),

@@ -78,6 +78,8 @@ export interface Work {
   ask_again_s?: number;
   issued: number;
   signature: string;
+  /** Set if the operator wants a new secret of this device: the challenge to answer. */
+  new_secret?: string;
 }
 export interface JoinReply extends SampleForm {
   device: string;
@@ -139,7 +141,7 @@ export class CoordinatorClient {
    */
   constructor(
     readonly origin: string,
-    private readonly secret: string,
+    public secret: string,
     private readonly onAway: (problem: Problem | null) => void,
   ) {}
 
@@ -163,6 +165,11 @@ export class CoordinatorClient {
   async keyChanges(): Promise<KeyChange[]> {
     const answer = this.json<{ changes: KeyChange[] }>("GET", "/key-changes", undefined, SHORT_MS);
     return answer.then(({ changes }) => changes).catch(() => []);
+  }
+
+  /** Replaces this device's secret, which is then void. */
+  async renewSecret(answer: Body<"POST /secret">): Promise<void> {
+    await this.patiently(() => this.json("POST", "/secret", answer));
   }
 
   async work(): Promise<Work> {

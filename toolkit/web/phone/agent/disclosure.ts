@@ -45,6 +45,7 @@ export const DISCLOSED = table({
     calibration: "speed",
     sources: "speed",
   },
+  "POST /secret": { challenge: "", secret_sha256: "key", signature: "key" },
   "POST /progress": { state: "doing", loss: "loss", note: "doing" },
   "POST /problems": { submodel: "", failures: "problems", reason: "problems", round: "", code: "problems" },
   "POST /stopped": { code: "problems", reason: "problems", round: "" },

@@ -18,6 +18,8 @@ type Profile = Body<"POST /devices profile">;
 export interface Identity extends JoinReply {
   name: string;
   tokenSha256: string;
+  /** A new secret that the coordinator may have taken already. */
+  nextSecret?: string | null;
 }
 
 /**

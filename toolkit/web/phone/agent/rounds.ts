@@ -2,6 +2,7 @@
 
 import { fetchBundle, type Bundle } from "./bundle.js";
 import { LONGEST_ASKED_MS, Refusal, type CoordinatorClient, type Work } from "./client.js";
+import { DeviceSecret } from "./device_secret.js";
 import { ENGLISH_FAULTS } from "../texts/english_faults.js";
 import { rightOf } from "./evaluation.js";
 import { Failure, problemOf, sentenceOf } from "./faults.js";
@@ -53,6 +54,7 @@ export class Rounds {
   private failure: { round: number; problem: Problem } | null = null;
   private trainedSeconds = 0;
   private readonly key: TrustedKey;
+  private readonly secret: DeviceSecret;
   private readonly releases: Releases;
 
   constructor(
@@ -64,6 +66,7 @@ export class Rounds {
   ) {
     this.stages = new Stages(client, show);
     client.permitted = () => this.stages.whilePaused();
+    this.secret = new DeviceSecret(client, identity, values);
     this.key = new TrustedKey(client, identity, values);
     this.releases = new Releases(client, this.key, values);
   }
@@ -89,13 +92,15 @@ export class Rounds {
   private async allRounds(): Promise<void> {
     let poll = SHORTEST_POLL_MS;
     this.stages.over = (await this.values.get<boolean>(FINISHED)) === true;
+    if (this.stages.over) await this.secret.settle();
     for (;;) {
       // After the end, the coordinator may be gone for ever: that is no problem.
-      const work = this.stages.over ? await this.client.peek() : await this.client.work();
+      const work = this.stages.over ? await this.client.peek() : await this.secret.work();
       if (work === null) {
         await this.stages.rest(jittered(RELEASE_CHECK_MS));
         continue;
       }
+      if (work.new_secret) await this.secret.renew(work.new_secret);
       await this.setOver(work.state === "finished");
       const { round, joined, expected } = work;
       // Before a round opens again, the coordinator sends the number of the earlier round.

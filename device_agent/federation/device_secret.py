@@ -1,0 +1,75 @@
+"""The secret with which a device makes its requests. The operator can ask for a new one."""
+
+import logging
+from secrets import token_urlsafe
+
+import msgspec
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
+from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.state_folder import StateFolder
+from device_agent.formats.protocol.rounds import Work
+from profiles.errors import AuthorisationError, InputError
+
+log = logging.getLogger(__name__)
+
+
+class DeviceSecret:
+    """The secret in a device's state folder.
+
+    The device makes a new secret itself, and only sends its hash. It writes the new secret to its
+    folder before it sends the hash. So a device that is killed at any moment has the secret that
+    the coordinator knows: the present one or the next one.
+
+    Args:
+        folder: The state folder of a device that has joined.
+        client: Makes the device's requests.
+    """
+
+    def __init__(self, folder: StateFolder, client: CoordinatorClient) -> None:
+        self._folder, self._client = folder, client
+        self._told = ""
+
+    def work(self) -> Work:
+        """Ask what to do now. If the operator wants a new secret, make one first.
+
+        Raises:
+            AuthorisationError: The coordinator knows neither the secret nor the next one.
+        """
+        try:
+            work = self._client.work()
+        except AuthorisationError:
+            following = self._folder.member().next_secret
+            if following is None:
+                raise
+            # The coordinator has taken it, but the device was killed or got no answer.
+            self._client.use_secret(following)
+            work = self._client.work()
+            self._keep(following)
+        if work.new_secret:
+            self._renew(work.new_secret)
+        return work
+
+    def _renew(self, challenge: str) -> None:
+        """Make a new secret, signed with the device's key, and use it from now on."""
+        identity = self._folder.member()
+        following = identity.next_secret or token_urlsafe(32)
+        try:
+            key = DeviceKey.from_pem(self._folder.key.read_bytes(), self._folder.key)
+            self._folder.remember(msgspec.structs.replace(identity, next_secret=following))
+            self._client.renew_secret(key.new_secret(challenge, following))
+        except AuthorisationError:
+            return  # the answer to an earlier request was lost: the next request shows it
+        except (InputError, OSError, RefusedError) as error:
+            if str(error) != self._told:
+                log.warning("The operator wants a new secret, but none was made: %s", error)
+            self._told = str(error)
+            return
+        self._client.use_secret(following)
+        self._keep(following)
+
+    def _keep(self, secret: str) -> None:
+        identity = msgspec.structs.replace(self._folder.member(), secret=secret, next_secret=None)
+        self._folder.remember(identity)
+        log.info("This device has a new secret, which the operator has asked for.")
