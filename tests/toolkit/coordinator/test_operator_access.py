@@ -1,16 +1,20 @@
 """Who may operate a federation: named tokens with roles, and what each route asks for."""
 
+import re
 import sqlite3
 from pathlib import Path
 
 import pytest
 import urllib3
+from starlette.routing import Route
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.device_keys import DeviceKey
 from killed_actions import Step, audit, kill_at_every_write
 from operators import coordinator_of, operator
 from parameters import some_long
 from refusals import refused
+from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.operation.operator_client import OperatorClient
 from toolkit.coordinator.server import Server
 from vector_fleet import Fleet, configured, running, token
@@ -108,6 +112,55 @@ def test_every_route_of_operators_is_closed_to_others(new_fleet: Fleet) -> None:
     assert owner.audit().entries == entries
     for method, path in routes:
         assert ask(server, method, path, server.coordinator.operator_token) not in (401, 403)
+
+
+def test_void_credentials_open_no_more_than_none(new_fleet: Fleet, tmp_path: Path) -> None:
+    """Of all routes of the app: a removed device's secret, a replaced one, a revoked token."""
+    server, links = new_fleet
+    owner, coordinator = operator(server), server.coordinator
+    replaced = secret_of(links["board-1"])
+    key = tmp_path / "fleet" / "2" / "device.key"
+    owner.rotate_secret("board-1", 7, "x")
+    challenge = links["board-1"].work().new_secret
+    links["board-1"].renew_secret(
+        DeviceKey.from_pem(key.read_bytes(), key).new_secret(challenge, "the next one")
+    )
+    revoked = owner.add_operator("bob", "operator", "x").token
+    owner.revoke_operator("bob", "x")
+    owner.act("remove", "desktop-2", "x")
+    void = (secret_of(links["desktop-2"]), replaced, revoked)
+    values = {"device": "desktop-1", "action": "ban", "round": 1, "name": "bob", "number": 1}
+    values |= {"sha256": "0" * 64}
+    app = create_app(coordinator)
+    paths = {p: {m.upper() for m in methods} for p, methods in app.openapi()["paths"].items()}
+    for route in app.routes:  # the pages, which the description leaves out
+        if isinstance(route, Route):
+            paths[route.path] = paths.get(route.path, set()) | (route.methods or set())
+    routes = {
+        (method, re.sub(r":\w+", "", path).format(**values))
+        for path, methods in paths.items()
+        for method in methods
+    }
+    assert len(routes) > 80
+    entries, opened = owner.audit().entries, set()
+    for method, path in sorted(routes):
+        stranger = ask(server, method, path, None)
+        if stranger in (401, 403):
+            for secret in void:
+                assert ask(server, method, path, secret) in (401, 403), (method, path)
+        else:
+            opened.add(path)
+            assert {ask(server, method, path, secret) for secret in void} == {stranger}
+    assert opened == OPEN
+    assert owner.audit().entries == entries
+    assert coordinator.store.registry.device("desktop-1").has_left is False
+
+
+OPEN = {
+    *("/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+    *("/operator/login", "/operator/files/bob", "/join", "/join/bob"),
+}
+"""What a stranger may see."""
 
 
 def ask(server: Server, method: str, path: str, secret: str | None) -> int:
