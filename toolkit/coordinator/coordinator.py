@@ -51,8 +51,6 @@ from toolkit.coordinator.rounds.round_state import Flight, Rounds
 from toolkit.coordinator.rounds.upload_validation import is_finite
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 
-NOT_NEEDED = "not needed in round {}: enough updates had come"
-"""The note of a device whose round closed with its goal before the device's update came."""
 STARTED = "started"
 """The key in the store that says that the first round has opened."""
 MOST_HISTORY = 1000
@@ -186,12 +184,13 @@ class Coordinator(
         return replace(work, new_secret=self.new_secret(device))
 
     def _why_it_waits(self, device: Device) -> str | None:
-        """What an operator decided, if `device` waits for that reason."""
+        """What an operator decided, or that no more updates were needed, if it waits for that."""
         log = self.store.operator_log
         if device.id in self.rounds.paused:
             return log.decisions[device.id].text()
-        pause = log.pause_reason
-        return None if pause is None else f"rounds paused by the operator: {pause}"
+        if log.pause_reason is not None:
+            return f"rounds paused by the operator: {log.pause_reason}"
+        return self.activity[device.id].not_needed(self.rounds.done)
 
     def _ask_again_s(self, task: Literal["wait", "finished"]) -> float:
         """After how many seconds a device with this task asks again; 0 if it chooses the time."""
@@ -241,12 +240,20 @@ class Coordinator(
             round_, rounds = self.rounds.round, self.rounds
             left = rounds.late() if rounds.max_staleness is None else []  # otherwise they go on
             enough = rounds.has_reached_goal
-            why = NOT_NEEDED if enough else "round {} closed before its update came"
+            late = None if enough else f"round {round_} closed before its update came"
             for device in left:
-                self.activity[device].missed = why.format(round_)
+                activity = self.activity[device]
+                activity.not_needed_in, activity.missed = round_ if enough else None, late
             self.not_needed = (round_, len(left) if enough else 0)
             self.rounds.close()
         return [] if enough else [self.store.registry.device(device) for device in left]
+
+    def note_too_old(self) -> None:
+        """Note the devices whose model is too old for the next round. The caller holds the lock."""
+        for device, flight in self.rounds.flights.items():
+            if self.rounds.is_too_old(flight.round):
+                why = f"its training of round {flight.round} was dropped: the model is too old"
+                self.activity[device].missed = why
 
     def keep_flights(self) -> None:
         """Store which devices train in asynchronous rounds, so that they go on after a restart."""

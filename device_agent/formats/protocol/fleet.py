@@ -199,7 +199,8 @@ class RoundResult:
     states why the updates of some devices were not used, by device, and `limited` what was limited
     of others. If the round selected its
     devices, `asked` is their number. `changes` are the settings that changed before this round,
-    like "training.epochs: 1 -> 2".
+    like "training.epochs: 1 -> 2". In asynchronous rounds, `staleness` says how many of the updates
+    had the staleness 0, 1, 2 and so on.
     """
 
     round: int
@@ -212,6 +213,7 @@ class RoundResult:
     held_out: HeldOutFigures | None = None
     asked: int | None = None
     changes: list[str] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
 
     def judgement(self) -> tuple[float | None, float] | None:
         """The accuracy and loss by which rounds are compared; None if there are none yet.

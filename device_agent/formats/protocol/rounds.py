@@ -48,8 +48,9 @@ class Work:
     has computed for this many seconds; older agents ignore that. The signature does not cover it:
     who changes it can only shorten a training, as by cutting the connection. If `ask_again_s` is
     positive after the last round, the device stays for releases. `note` tells the owner why the
-    device waits, if an operator decided so. `new_secret` is not empty if the operator wants the
-    device to make a new secret: the device answers this challenge with a NewSecret.
+    device waits, if an operator decided so or if enough updates had come. `new_secret` is not empty
+    if the operator wants the device to make a new secret: the device answers this challenge with a
+    NewSecret.
     """
 
     state: Literal["train", "wait", "judge", "finished"]

@@ -1,5 +1,6 @@
 """Asynchronous rounds over HTTP: devices go on after their round, also through a restart."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from safetensors.numpy import load, save
 
+from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import uploaded
 from device_agent.formats.protocol.fleet import RoundResult
@@ -19,6 +21,7 @@ from toolkit.coordinator.leave_one_out import leave_one_out
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.retention import KEEP_UPDATES
+from toolkit.coordinator.storage.saved_rounds import saved_rounds
 from toolkit.submodels.hyperparameters import TrainingConfig
 from updates import record_of
 from vector_fleet import (
@@ -43,6 +46,14 @@ ASYNC = CONFIG.replace(
 def round_of(server: Server) -> tuple[str, int]:
     rounds = server.coordinator.rounds
     return rounds.phase, rounds.round
+
+
+def note(server: Server, link: CoordinatorClient) -> str | None:
+    """What the operator is told about the device of `link`."""
+    secret = str(link._pool.headers["Authorization"]).removeprefix("Bearer ")
+    device = server.coordinator.store.registry.device_with(secret)
+    assert device is not None
+    return server.coordinator.device_statuses([device])[0].note
 
 
 def test_devices_go_on_after_their_round(tmp_path: Path) -> None:
@@ -92,9 +103,24 @@ def test_devices_go_on_after_their_round(tmp_path: Path) -> None:
         send_trained(second, 4, tmp_path / "four-second")
         assert_soon(lambda: round_of(server) == ("training", 5))
         # `first` trains round 3, two rounds old: it is refused, and gets the newest model.
-        with refused("round.closed"):
+        assert note(server, first) == "its training of round 3 was dropped: the model is too old"
+        with refused("round.closed") as error:
             send(first, held[0].round, held[2])
+        reason = "the update is too old, because round 5 of 5 takes updates of models that are at "
+        assert f"Round 3 takes no updates now: {reason}most 1 round old." in str(error.value)
+        refusal = f"its update of round 3 was not taken: {reason}most 1 round old"
+        assert note(server, first) == refusal
         assert task(first).round == 5
+        send_trained(first, 5, tmp_path / "five-first")
+        assert note(server, first) is None
+    refusals = [line for line in said if "was not taken" in line]
+    assert [line.split(": ")[1] for line in refusals] == [
+        "its update of round 2 was not taken",
+        "its update of round 3 was not taken",
+    ]
+    history = json.loads((config.state / "history.json").read_bytes())["history"]
+    assert [one.get("staleness") for one in history] == [None, [2], [1, 1], [1, 1], [2]]
+    assert [saved.staleness for saved in saved_rounds(config.state)][1:3] == [[2], [1, 1]]
     assert any(line.endswith("from 2 updates of staleness 0.5 (at most 1)") for line in said)
 
 

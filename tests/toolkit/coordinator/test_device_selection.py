@@ -69,8 +69,9 @@ def test_a_round_asks_some_closes_with_the_first_and_needs_no_others(tmp_path: P
     with messages_to(told.append):
         fleet.turn()
     assert not any("closed before" in line for line in told)  # nobody is late
-    with refused("round.closed"):
+    with refused("round.closed") as error:
         fleet.send(late[0], unsent)
+    assert "the update is not needed, because enough updates had come" in str(error.value)
     assert fleet.poll(late) == ["wait"] * len(late)
     notes = {device.device: device.note for device in fleet.coordinator.status().devices}
     for number in late:
@@ -82,6 +83,9 @@ def test_a_round_asks_some_closes_with_the_first_and_needs_no_others(tmp_path: P
     status = fleet.coordinator.status().selected
     assert status is not None
     assert (status.not_needed, status.last_round, status.came) == (ASKED - GOAL, 1, 0)
+    for done, seen in ((1, True), (2, False)):  # a note of an earlier round is stale
+        activity = fleet.coordinator.activity[fleet.device(late[0]).id]
+        assert (activity.not_needed(done) is not None) is seen
     assert len(fleet.asked()) == ASKED
     assert fleet.coordinator.rounds.round == 2
 

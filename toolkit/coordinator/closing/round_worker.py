@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -313,6 +313,7 @@ class RoundWorker:
                 left = min(max(remaining, 0.0), max(limit, store.open_round.moved_by(round_)))
                 everyone = dict.fromkeys(bundles, "") | offers
                 goal = None if asked is None else Goal(asked.goal, asked.needed)
+                coordinator.note_too_old()
                 rounds.open(everyone, coordinator.clock(), left, goal)
                 for name, update in earlier.items():
                     if name in offers:
@@ -371,14 +372,15 @@ class RoundWorker:
         # In asynchronous rounds, some devices have received an earlier model.
         of_newest = [c for d, c in trusted.items() if not folding.staleness.get(d)]
         figure = federated_evaluation(round_, of_newest)
-        result = self._result(round_, updates, folding.left_out, folding.limited)
+        staleness = _by_staleness(folding)
+        result = self._result(round_, updates, folding.left_out, folding.limited, staleness)
         stops = ends_early(coordinator.store, coordinator.config, result, figure)
         if coordinator.rounds.is_last(round_) or stops:
             coordinator.store.final_evaluation.begin(sorted(trusted))
         if stops:
             note_early_end(coordinator.store, coordinator.config, round_)
         coordinator.keep_flights()
-        self._keep(result, figure, _staleness(folding), folding.reference)
+        self._keep(result, figure, _staleness_text(staleness), folding.reference)
         coordinator.folded(trusted, stops)
         pause_judged(coordinator)
         if coordinator.rounds.over:
@@ -418,6 +420,7 @@ class RoundWorker:
         updates: int,
         left_out: Mapping[str, str],
         limited: Mapping[str, Limited],
+        staleness: Sequence[int] = (),
     ) -> RoundResult:
         """The result of `round_`, with the quality of its model."""
         quality, rounds = self._quality, self._coordinator.rounds
@@ -430,6 +433,7 @@ class RoundWorker:
             limited=dict(limited),
             held_out=None if quality is None else quality.figures,
             asked=None if rounds.goal is None else rounds.asked,
+            staleness=list(staleness),
         )
 
     def _keep(
@@ -483,9 +487,15 @@ class RoundWorker:
         publish(store.folder, model, store.history.results(), store.history.models())
 
 
-def _staleness(folding: RoundAggregation) -> str:
-    """The staleness of the updates of an asynchronous round, for the log; empty for others."""
-    values = [tau for device, tau in folding.staleness.items() if device not in folding.left_out]
-    if not values:
+def _by_staleness(folding: RoundAggregation) -> list[int]:
+    """How many updates of an asynchronous round had the staleness 0, 1, ...; empty for others."""
+    ages = [tau for device, tau in folding.staleness.items() if device not in folding.left_out]
+    return [ages.count(tau) for tau in range(max(ages, default=-1) + 1)]
+
+
+def _staleness_text(counts: Sequence[int]) -> str:
+    """The staleness of the updates for the log; empty without `counts`."""
+    if not counts:
         return ""
-    return f" of staleness {sum(values) / len(values):.1f} (at most {max(values)})"
+    mean = sum(tau * count for tau, count in enumerate(counts)) / sum(counts)
+    return f" of staleness {mean:.1f} (at most {len(counts) - 1})"

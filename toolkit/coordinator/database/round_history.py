@@ -28,7 +28,7 @@ class RoundHistory:
         with self._database.transaction() as db:
             rows = db.execute(
                 "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked, "
-                "limited FROM history ORDER BY round"
+                "limited, staleness FROM history ORDER BY round"
             ).fetchall()
         changes = self._settings.by_round()
         return [
@@ -43,8 +43,9 @@ class RoundHistory:
                 asked=asked,
                 changes=changes.get(r, []),
                 limited=limited_updates(limited),
+                staleness=json.loads(staleness or "[]"),
             )
-            for r, a, x, n, out, devices, held_out, asked, limited in rows
+            for r, a, x, n, out, devices, held_out, asked, limited, staleness in rows
         ]
 
     def last_round(self) -> int | None:

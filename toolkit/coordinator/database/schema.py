@@ -4,7 +4,7 @@ import sqlite3
 
 from toolkit.coordinator.database import content_digest
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
 change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
@@ -33,9 +33,13 @@ HISTORY_11 = f"""{HISTORY_10.removesuffix(")")},
     -- how many devices were selected, NULL if the round asked all
     asked INTEGER)"""
 """The table `history` in version 11."""
-HISTORY = f"""{HISTORY_11.removesuffix(")")},
+HISTORY_12 = f"""{HISTORY_11.removesuffix(")")},
     -- JSON: what was limited of an update, by device; NULL if nothing
     limited TEXT)"""
+"""The table `history` in version 12."""
+HISTORY = f"""{HISTORY_12.removesuffix(")")},
+    -- JSON: how many updates had the staleness 0, 1, ...; NULL unless rounds are asynchronous
+    staleness TEXT)"""
 HISTORY_7 = """CREATE TABLE history (
     round INTEGER PRIMARY KEY, accuracy REAL,
     loss REAL,  -- on held-out samples; NULL without them
@@ -158,7 +162,7 @@ def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> Non
     added = [statement for since, all_ in ADDED.items() if since <= version for statement in all_]
     wanted = TABLES + "".join(f"{statement};\n" for statement in added)
     if version < SCHEMA_VERSION:
-        earlier = {6: HISTORY_6, 7: HISTORY_7, 11: f"{HISTORY_11};"}
+        earlier = {6: HISTORY_6, 7: HISTORY_7, 11: f"{HISTORY_11};", 12: f"{HISTORY_12};"}
         wanted = wanted.replace(f"{HISTORY};", earlier.get(max(version, 6), f"{HISTORY_10};"))
     if version < 6:
         wanted = wanted.replace(UPDATES, UPDATES_5)

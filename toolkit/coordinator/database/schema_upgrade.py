@@ -10,7 +10,7 @@ from device_agent.formats.manifest import encode
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.database import content_digest, schema
 
-READABLE = (5, 6, 7, 8, 9, 10, 11, schema.SCHEMA_VERSION)
+READABLE = (5, 6, 7, 8, 9, 10, 11, 12, schema.SCHEMA_VERSION)
 """The versions that this program reads. `edgetailor serve` upgrades them to the current one."""
 
 

@@ -21,8 +21,9 @@ class DeviceActivity:
         loss: The last loss that the device reported.
         note: Why the device is paused or has stopped, if it said so.
         round: The last round for which the device got work.
-        missed: Why the last round closed before its update came. None once a later update
-            or report of a failure has come.
+        missed: Why its last update is not in a round, for example because the round closed before
+            the update came. None once a later update or report of a failure has come.
+        not_needed_in: The last round that closed with enough updates before its update came.
         has_come: Whether a request has come since a round last selected the device, or since the
             coordinator started.
         inputs: How the inputs of the last update differ from the coordinator's samples. Set only
@@ -36,6 +37,7 @@ class DeviceActivity:
     note: str | None = None
     round: int | None = None
     missed: str | None = None
+    not_needed_in: int | None = None
     has_come: bool = False
     told: str | None = None
     inputs: str | None = None
@@ -70,6 +72,7 @@ class DeviceActivity:
             idle_s=now - self.seen_at,
             note=self.note
             or self.missed
+            or self.not_needed(max((one.round for one in last), default=0))
             or unused
             or limited
             or device.trouble
@@ -78,6 +81,12 @@ class DeviceActivity:
             round=self.round if self.state in WORKING else None,
             release=None if report is None else report.runs,
         )
+
+    def not_needed(self, done: int) -> str | None:
+        """That its update was not needed, until a later round is over; `done` rounds are."""
+        if self.not_needed_in is None or done > self.not_needed_in:
+            return None
+        return f"not needed in round {self.not_needed_in}: enough updates had come"
 
 
 def refusal(report: ReleaseReport) -> str | None:

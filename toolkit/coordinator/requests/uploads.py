@@ -1,6 +1,8 @@
 """Receives the updates of the open round: first the tensors, in pieces, then the record."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 from msgspec import UnsetType
@@ -16,12 +18,14 @@ from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
 from toolkit.coordinator.database.device_registry import Device, hashed, label
 from toolkit.coordinator.federation_state import FederationState
-from toolkit.coordinator.refusals import conflict, unusable_because
+from toolkit.coordinator.refusals import RefusalError, conflict, unusable_because
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.count_validation import check_evaluation
 from toolkit.coordinator.storage.incoming_files import IncomingFile
 
 logger = logging.getLogger(__name__)
+
+REFUSED = "{more} updates were not taken; `status` names the devices."
 
 
 class Uploads(FederationState):
@@ -46,7 +50,7 @@ class Uploads(FederationState):
         Its size is limited to what the device's bundle can need. Raises RefusalError (409) if the
         round takes no update from this device, or if not exactly `offset` bytes have come.
         """
-        with self.lock:
+        with self.lock, self._noting_refusals(device, round_):
             self.rounds.check_round(device.id, round_)
             manifest = self._manifest(device)
         limit = upload_validation.size_limit(manifest)
@@ -61,8 +65,24 @@ class Uploads(FederationState):
         self.store.keep_upload(device.id, received)
 
     def _check_round(self, device: Device, round_: int) -> None:
-        with self.lock:
+        with self.lock, self._noting_refusals(device, round_):
             self.rounds.check_round(device.id, round_)
+
+    @contextmanager
+    def _noting_refusals(self, device: Device, round_: int) -> Iterator[None]:
+        """Tell the operator if asynchronous rounds take no update of `round_` from `device`.
+
+        Other rounds say it when they close. The caller holds the lock.
+        """
+        try:
+            yield
+        except RefusalError as refusal:
+            if refusal.code == ROUND_CLOSED and self.rounds.max_staleness is not None:
+                why = f"its update of round {round_} was not taken: {refusal.values['reason']}"
+                self.activity[device.id].missed = why
+                if self.minute_log.begins(f"{device.id} {round_}", REFUSED):
+                    logger.warning("%s: %s.", label(device), why)
+            raise
 
     def take_update(self, device: Device, round_: int, body: bytes) -> Receipt:
         """Take the update that `body` (its update.json) describes. A device may repeat this.
@@ -74,7 +94,7 @@ class Uploads(FederationState):
         assert self.check_update is not None
         record = upload_validation.read_record(body)
         digest = hashed(encode(record).decode())
-        with self.lock:
+        with self.lock, self._noting_refusals(device, round_):
             new = self.rounds.check(device.id, round_, record.bundle, digest)
             manifest = self._manifest(device)
         if new:
@@ -89,7 +109,7 @@ class Uploads(FederationState):
                     self.check_update,
                     self.config.evaluation.request,
                 )
-                with self.lock:
+                with self.lock, self._noting_refusals(device, round_):
                     self.rounds.check(device.id, round_, record.bundle, digest)
                     self.store.add_update(self.rounds.round, device.id, record)
                     self.rounds.take(device.id, round_, record.bundle, digest)

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from device_agent.formats.protocol.problems import ALREADY_SENT, OTHER_BUNDLE, ROUND_CLOSED
-from profiles.text_formatting import round_of
+from profiles.text_formatting import counted, round_of
 from toolkit.coordinator.refusals import RefusalError, conflict
 
 Phase = Literal["enrolling", "training", "aggregating", "judging", "finished"]
@@ -79,6 +79,8 @@ class Rounds:
 
     With `max_staleness` the rounds are asynchronous: a device may train the model of a round that
     opened at most so many rounds before the open one.
+
+    `enough_in` is the last round that closed with its goal: it needed no more updates.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Rounds:
         self.min_updates = min_updates
         self.max_staleness = max_staleness
         self.flights: dict[str, Flight] = {}
+        self.enough_in: int | None = None
         self.done = done
         self.stopped_early = stopped_early
         self.phase: Phase = "enrolling"
@@ -317,6 +320,13 @@ class Rounds:
             return False
         return device in self.flights or (device in self._offers and device in self._started)
 
+    def is_too_old(self, round_: int) -> bool:
+        """Whether asynchronous rounds take no update of the model of `round_` any more."""
+        if self.max_staleness is None or self.phase not in ("training", "aggregating"):
+            return False
+        following = self.round if self.phase == "training" else self.round + 1
+        return round_ < following - self.max_staleness
+
     def late(self) -> list[str]:
         """The devices of the open round that have not sent their updates."""
         if self.phase != "training":
@@ -446,6 +456,8 @@ class Rounds:
     def close(self) -> None:
         """Take no more updates, so that they can be aggregated."""
         self._expect(self.phase == "training" and bool(self.updates), "close")
+        if self.has_reached_goal:
+            self.enough_in = self.round
         self.phase = "aggregating"
 
     def folded(self, judges: Collection[str] = (), stop_early: bool = False) -> None:
@@ -495,9 +507,15 @@ class Rounds:
 
     def _reason(self, asked: int) -> str:
         """Why round `asked` takes no update now."""
+        if self.is_too_old(asked):
+            return f"the update is too old, because {round_of(self.round, self.total)} takes " + (
+                f"updates of models that are at most {counted(self.max_staleness or 0, 'round')} "
+                "old"
+            )
+        if asked == self.enough_in or (asked == self.round and self.has_reached_goal):
+            return "the update is not needed, because enough updates had come"
         if self.phase == "training" and asked == self.round:
-            enough = "it has enough updates"
-            return enough if self.has_reached_goal else "it continues without this device"
+            return "it continues without this device"
         this = round_of(self.round, self.total)
         return {
             "enrolling": "devices are still joining",

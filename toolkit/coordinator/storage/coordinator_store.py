@@ -309,8 +309,8 @@ class Store:
                 ).fetchone()
                 db.execute(
                     "INSERT OR REPLACE INTO history (round, accuracy, loss, updates, model, size, "
-                    "left_out, started_from, held_out, asked, limited) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "left_out, started_from, held_out, asked, limited, staleness) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         result.round,
                         result.accuracy,
@@ -323,6 +323,7 @@ class Store:
                         figures_text(result.held_out),
                         result.asked,
                         limited_text(result.limited),
+                        json.dumps(result.staleness) if result.staleness else None,
                     ),
                 )
                 if reference is not None:

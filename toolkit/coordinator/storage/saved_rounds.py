@@ -47,6 +47,7 @@ class SavedRound:
         changes: The settings that changed before the round.
         left_out: Why an update was not used, by device.
         limited: What was limited of an update, by device.
+        staleness: In asynchronous rounds, how many updates had the staleness 0, 1, 2 and so on.
     """
 
     round: int
@@ -65,6 +66,7 @@ class SavedRound:
     changes: list[str]
     left_out: dict[str, str]
     limited: dict[str, Limited]
+    staleness: list[int]
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -74,7 +76,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
         current = db.execute(schema.CURRENT_ROUND).fetchone()
         rows = db.execute(
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
-            "devices, held_out, asked, left_out, limited FROM history ORDER BY round"
+            "devices, held_out, asked, left_out, limited, staleness FROM history ORDER BY round"
         ).fetchall()
         known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'").fetchone()
         changes = changes_by_round(db) if known else {}
@@ -96,10 +98,11 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             changes=changes.get(round_, []),
             left_out=json.loads(out),
             limited=limited_updates(limited),
+            staleness=json.loads(staleness or "[]"),
         )
         for (
             round_, accuracy, loss, updates, model, kept, start,
-            judged, figures, asked, out, limited,
+            judged, figures, asked, out, limited, staleness,
         ) in rows
     ]  # fmt: skip
 
@@ -227,7 +230,9 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
         check_version(folder, connection)
         columns = connection.execute("SELECT name FROM pragma_table_info('history')").fetchall()
         absent = [
-            name for name in ("devices", "held_out", "asked", "limited") if (name,) not in columns
+            name
+            for name in ("devices", "held_out", "asked", "limited", "staleness")
+            if (name,) not in columns
         ]
         if absent:  # `serve` has not upgraded the folder yet
             new = ", ".join(f"NULL AS {name}" for name in absent)

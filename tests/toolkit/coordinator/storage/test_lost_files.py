@@ -147,7 +147,7 @@ def test_every_combination_of_lost_and_damaged_files(
         now = rows(state / DATABASE)
         if others == "missing":  # only the files of earlier rounds' models may be noted as gone
             before_rows["history"] = [
-                (*row[:-5], int(row[0] == 1), *row[-4:]) for row in before_rows["history"]
+                (*row[:-6], int(row[0] == 1), *row[-5:]) for row in before_rows["history"]
             ]
         assert {key: now[key] for key in ("devices", "history", "updates")} == {
             key: before_rows[key] for key in ("devices", "history", "updates")

@@ -64,8 +64,8 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     for changing in ("content_digest", "meta"):  # `meta`: the number of milestones
         del before[changing], after[changing]
     # No device has judged, there are no figures of classes, no round selected its devices, and no
-    # update was limited.
-    before["history"] = [(*row, None, None, None, None) for row in before["history"]]
+    # update was limited or counted by its staleness.
+    before["history"] = [(*row, None, None, None, None, None) for row in before["history"]]
     added = [table for tables in schema.NEW_TABLES.values() for table in tables]
     assert {"audit", "operators", "selected", "settings_changes"} < set(added)
     for new in added:
@@ -76,7 +76,7 @@ def test_what_is_counted_gets_columns_and_nothing_else_changes(config: Coordinat
     assert marker.round == 1
 
 
-@pytest.mark.parametrize("version", [6, 7, 8, 9, 10, 11])
+@pytest.mark.parametrize("version", [6, 7, 8, 9, 10, 11, 12])
 def test_the_versions_before_get_the_tables_of_this_one(tmp_path: Path, version: int) -> None:
     connection = sqlite3.connect(tmp_path / "state.sqlite3")
     content_digest.install(connection)
