@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -9,6 +10,8 @@ WIDTH = 80
 NOT_MEASURABLE = "not measurable"
 UNKNOWN_CELL = "-"
 """Stands in tables for a figure that is not known."""
+_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Unicode's controls of the writing direction."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -56,6 +59,18 @@ def one_line(text: str, most: int | None = None) -> str:
     """Untrusted text as one line of at most `most` characters, without control characters."""
     words = "".join(c if c.isprintable() else " " for c in text).split()
     return " ".join(words)[:most]
+
+
+def visible(text: str) -> str:
+    r"""`text` with the controls of its writing direction as escapes.
+
+    They could make one name look like another, or turn around the line that has the name.
+
+    Examples:
+        >>> visible("a\u202eb")
+        'a\\u202eb'
+    """
+    return _DIRECTIONS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def said_by(error: BaseException) -> str:

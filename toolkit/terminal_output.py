@@ -7,6 +7,8 @@ from textwrap import fill
 from rich.console import Console
 from rich.table import Table
 
+from profiles.text_formatting import visible
+
 PACKAGES = ("toolkit", "exporters")
 """The packages whose messages a command shows."""
 
@@ -57,7 +59,7 @@ def print_table(rows: Table, width: int | None = None) -> None:
     console = Console(highlight=False, markup=False, width=width)
     with console.capture() as drawn:
         console.print(rows)
-    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+    print("\n".join(visible(line.rstrip()) for line in drawn.get().splitlines()))
 
 
 def filled(text: str, width: int, indent: str = "") -> str:
@@ -66,5 +68,9 @@ def filled(text: str, width: int, indent: str = "") -> str:
     Names are not broken, even at hyphens as in low-rank. No line ends with a space.
     """
     return fill(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        visible(text),
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -10,7 +10,7 @@ from device_agent.federation.round_log import last_lines
 from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.class_counts import worst_class_text
 from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status, further_text
-from profiles.text_formatting import counted, have_joined, loss_figure, round_of, wrapped
+from profiles.text_formatting import counted, have_joined, loss_figure, round_of, visible, wrapped
 
 PATIENCE_S = 5.0
 """How long requests are repeated if the coordinator does not answer."""
@@ -76,12 +76,13 @@ def lines(status: Status) -> list[str]:
     selected = [] if status.selected is None else wrapped("  ", status.selected.text())
     closed = counted(status.closed_connections, "connection")
     too_many = [f"  closed {closed}, because there were too many"]
-    return [
+    shown = [
         *(head, *selected, *_worst_class(status), *_judgement(status), *warnings, *preparing),
         *(too_many if status.closed_connections else []),
         *_rows(status.devices),
         *_not_listed(status),
     ]
+    return [visible(line) for line in shown]
 
 
 def _states(status: Status) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ import click
 from device_agent.cli.console import log_lines
 from profiles.text_formatting import did_you_mean
 from toolkit.cli.early_checks import check_model
-from toolkit.cli.operator.operator_options import client_of, show_answer
+from toolkit.cli.operator.operator_options import client_of, is_url, show_answer
 
 if TYPE_CHECKING:
     from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
@@ -104,7 +104,7 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("federation", type=click.Path(path_type=Path), required=False)
+@click.argument("federation", required=False)
 @click.option("--url", help="Address of the coordinator for phones, such as that of a proxy.")
 @click.option(
     "--qr",
@@ -114,15 +114,15 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
     help="Show the link as a QR code: of KIND, or of every kind.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def tokens(federation: Path | None, url: str | None, qr: str | None, as_json: bool) -> None:
+def tokens(federation: str | None, url: str | None, qr: str | None, as_json: bool) -> None:
     """Show join tokens and the links by which phones join.
 
     FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it.
-    Anyone with a link can enrol a device, so keep links private. Without FEDERATION, lists the
-    tokens of the coordinator of `edgetailor login`, without links.
+    Anyone with a link can enrol a device, so keep links private. With the URL of a coordinator of
+    `edgetailor login`, or without FEDERATION, lists the tokens of that coordinator, without links.
     """
-    if federation is None:
-        _remote_tokens(url, qr, as_json)
+    if federation is None or is_url(federation):
+        _remote_tokens(federation, url, qr, as_json)
         return
     from device_agent.client.addresses import check_url
     from toolkit.coordinator.federation_source import state_folder
@@ -130,7 +130,7 @@ def tokens(federation: Path | None, url: str | None, qr: str | None, as_json: bo
 
     if qr and as_json:
         raise click.UsageError("--qr and --json exclude each other.")
-    state = state_folder(federation)
+    state = state_folder(Path(federation))
     url = check_url(url or address(state))
     shown = join_tokens(state, url)
     if qr not in (None, ALL, *(token.kind for token in shown)):
@@ -161,11 +161,11 @@ def tokens(federation: Path | None, url: str | None, qr: str | None, as_json: bo
         click.echo(note, err=True)
 
 
-def _remote_tokens(url: str | None, qr: str | None, as_json: bool) -> None:
-    """List the join tokens of the saved login."""
+def _remote_tokens(federation: str | None, url: str | None, qr: str | None, as_json: bool) -> None:
+    """List the join tokens of a saved login."""
     from toolkit.cli.printed.tokens_text import show_states
 
     if url or qr:
-        raise click.UsageError("--url and --qr need FEDERATION: only its folder has the tokens.")
-    answer = client_of(None).join_tokens()
+        raise click.UsageError("--url and --qr need a file or a folder: only that has the tokens.")
+    answer = client_of(federation).join_tokens()
     show_answer(answer, lambda answer: show_states(answer.tokens), as_json)

@@ -32,7 +32,8 @@ EventName = Literal[
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 MOST_WAITING = 1000
 """The most events that wait for a slow receiver. Further events are dropped."""
-TIMEOUT_S = 10.0
+TIMEOUT_S, ANSWER_S = 10.0, 20.0
+"""The longest wait for a byte of a receiver, and for its whole answer."""
 COMMAND_TIMEOUT_S = 60.0
 PAUSES_S = (1.0, 5.0, 30.0)
 """The pauses before the further attempts of a POST request that failed."""
@@ -93,6 +94,7 @@ class Notifier:
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._slow: threading.Thread | None = None
 
     def start(self) -> None:
         """Start to send, if there is a receiver."""
@@ -138,6 +140,24 @@ class Notifier:
         return failure
 
     def _attempt(self, body: bytes) -> str | None:
+        """Send `body` once. Returns why it failed; None if it succeeded.
+
+        A receiver may send its answer so slowly that no read times out. So the request runs in a
+        thread of its own. Until that one ends, no other request is begun.
+        """
+        if self._slow is not None and self._slow.is_alive():
+            return f"{self._host} still answers an earlier one."
+        outcome: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._slow = threading.Thread(
+            target=lambda: outcome.put(self._request(body)), name="notification", daemon=True
+        )
+        self._slow.start()
+        try:
+            return outcome.get(timeout=ANSWER_S)
+        except queue.Empty:
+            return f"{self._host} took longer than {ANSWER_S:.0f} s to answer."
+
+    def _request(self, body: bytes) -> str | None:
         headers = {"Content-Type": "application/json", "User-Agent": "edgetailor"}
         assert self._url is not None
         try:

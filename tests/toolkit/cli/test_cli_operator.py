@@ -12,7 +12,11 @@ import pytest
 
 from commands import Done, edgetailor, refusal
 from device_agent.formats.protocol.rounds import Progress
-from toolkit.cli.operator.operator_commands import SORTS
+from toolkit.cli.operator import access_commands, open_round_commands
+from toolkit.cli.operator import operator_commands as see_and_act_commands
+from toolkit.cli.operator.operator_commands import SORTS, login
+from toolkit.cli.operator.settings_commands import apply
+from toolkit.cli.serve_commands import tokens
 from toolkit.coordinator.operation.messages import Sort
 from toolkit.coordinator.server import Server
 from vector_fleet import VectorModel, assert_soon, configured, enrol, running, send_trained, task
@@ -98,6 +102,12 @@ def test_names_of_devices_are_text(served: Served) -> None:
     here = ("--federation", "state")
     assert re.split("  +", lines(folder, "devices", "--kind", "desktop", *here)[1])[1] == name
     assert lines(folder, "device", "desktop-1", *here)[1] == f"  name     {name}"
+    registry._keep(replace(device, name="a\u202eb\u2066c", machine='{"system": "x\u200fy"}'))
+    shown = "\n".join(lines(folder, "device", "desktop-1", *here))
+    shown += "\n".join(lines(folder, "devices", *here) + lines(folder, "status", *here))
+    assert shown.count(r"a\u202eb\u2066c") == 3
+    assert r"x\u200fy" in shown
+    assert not set("\u202e\u2066\u200f") & set(shown)
 
 
 def test_the_round(served: Served) -> None:
@@ -124,6 +134,18 @@ def test_log_in_from_elsewhere(served: Served, tmp_path: Path) -> None:
     assert done.stderr == f"{server.url} has 3 devices. The login is in {file}.\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert lines(away, "devices", "--kind", "board")[-1] == "1 device: 1 training; 1 to 1 shown"
+    other = file.read_text().replace(server.url, "http://127.0.0.1:9")
+    file.write_text(other)  # as after a login at another coordinator
+    run(away, "login", f"{server.url}/", "--token-file", token)
+    assert json.loads(file.read_text())["others"][0]["url"] == "http://127.0.0.1:9"
+    for named in ((), ("--federation", server.url), ("--federation", f"{server.url}/")):
+        assert lines(away, "devices", "--kind", "board", *named)[-1].startswith("1 device")
+    assert "gave up" in refusal(run(away, "devices", "--federation", "http://127.0.0.1:9"), 6)
+    sentence = refusal(run(away, "devices", "--federation", "http://x"))
+    assert sentence.startswith("No login is saved for http://x. Run `edgetailor login http://x")
+    assert lines(away, "tokens", server.url)[0].startswith("desktop: 2 of 2 places taken")
+    dry = run(away, "apply", server.url, "--dry-run")
+    assert (dry.code, dry.stderr) == (0, "The file has no changes.\n")
     kind_token = folder / "state" / "tokens" / "board.token"
     before = file.read_bytes()
     sentence = refusal(run(away, "login", server.url, "--token-file", kind_token), 6)
@@ -136,6 +158,26 @@ def test_log_in_from_elsewhere(served: Served, tmp_path: Path) -> None:
     assert "Run `edgetailor login` again." in refusal(run(away, "devices"))
     file.write_text("{")
     assert "Run `edgetailor login` again." in refusal(run(away, "devices"))
+    assert run(away, "login", server.url, "--token-file", token).code == 0
+    assert lines(away, "devices", "--kind", "board")[-1].startswith("1 device")
+
+
+OF_A_FEDERATION = ("apply", "tokens")
+"""Commands that take the federation without an option, as `serve` does."""
+
+
+def test_all_commands_name_a_federation_in_the_same_ways() -> None:
+    groups = (access_commands, open_round_commands, see_and_act_commands)
+    shared = [one for group in groups for one in group.COMMANDS if one is not login]
+    commands = [*shared, apply, tokens]
+    assert len(commands) > 20
+    for command in commands:
+        help_ = " ".join((command.help or "").split())
+        [federation] = [option for option in command.params if option.name == "federation"]
+        if command.name not in OF_A_FEDERATION:
+            help_ = str(federation.to_info_dict()["help"])
+        assert "state folder" in help_, command.name
+        assert "URL of a coordinator of `edgetailor login`" in help_, command.name
 
 
 def test_operators_have_tokens_of_their_own(served: Served) -> None:

@@ -85,6 +85,7 @@ def test_a_round_is_told_to_the_address_and_to_the_program(
         "loss": closed.loss,
         "updates": 3,
         "left_out": {},
+        "limited": {},
     }
     assert str(told["text"]).startswith("Round 1 of 3: ")
     assert json.loads(kept.read_bytes()) == told
@@ -141,6 +142,42 @@ def test_a_receiver_that_hangs_delays_nobody_and_fills_no_memory(
         notifier.stop()
     assert dropped in (6, 7)  # the first may have left the queue already
     assert kept.read_bytes().count(b"round-closed") == 10 - dropped
+
+
+def test_a_receiver_that_drips_its_answer_holds_up_no_notification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte of the answer comes before each read times out; the answer never ends."""
+    monkeypatch.setattr("toolkit.coordinator.notifications.ANSWER_S", 0.3)
+    ended, kept = threading.Event(), tmp_path / "kept"
+
+    class Dripping(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.wfile.write(b"HTTP/1.1 204 No Content\r\nX-Long: ")
+            while not ended.wait(0.05):
+                self.wfile.write(b"x")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    before = threading.active_count()
+    with logged("toolkit") as messages:
+        command = (sys.executable, "-c", KEEP, str(kept))
+        notifier = Notifier(f"http://127.0.0.1:{server.server_port}/", command, pauses_s=(0.0,))
+        notifier.start()
+        for number in range(3):
+            notifier.send(event(number))
+        notifier.stop()
+        assert kept.read_bytes().count(b"round-closed") == 3
+        assert threading.active_count() <= before + 3  # one request, and its answer
+    assert len(messages) == 3
+    assert "took longer than" in messages[0] or "still answers" in messages[0]
+    assert all("127.0.0.1 still answers an earlier one." in one for one in messages[1:])
+    ended.set()
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.mark.parametrize("place", ["http://[", "/elsewhere"])

@@ -1,6 +1,7 @@
 """The operator's page in Chromium: a round watched to its end, actions, and every view by axe."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ def test_a_round_is_watched_to_its_end(page: Any, server: Server, tmp_path: Path
     send_trained(links["board-1"], 1, tmp_path / "c2")
     page.get_by_role("heading", name="Round 2 of 3").wait_for()
     page.locator("#quality-chart canvas").wait_for()
+    assert "--" not in page.locator("#quality-chart .u-legend").inner_text()
+    page.locator("#quality-chart .u-over").hover()
+    shown = page.locator("#quality-chart .u-legend").inner_text()
+    assert "0.5" in shown, shown
     page.get_by_role("rowheader", name="1", exact=True).wait_for()
 
 
@@ -125,6 +130,34 @@ def test_actions(page: Any, server: Server, tmp_path: Path) -> None:
     page.get_by_label("Operator's token").wait_for()
     page.goto(f"{server.url}/operator/devices")
     page.get_by_label("Operator's token").wait_for()
+
+
+def test_a_reader_sees_the_role_and_that_tables_scroll(
+    browser: Any, server: Server, tmp_path: Path
+) -> None:
+    links = enrol(server, tmp_path)
+    registry = server.coordinator.store.registry
+    registry._keep(replace(registry.device("board-1"), name="a\u202eb"))
+    opened = browser.new_context(viewport={"width": 360, "height": 740}).new_page()
+    opened.goto(server.url)
+    made = operator(server).add_operator("anna", "read-only", "plots")
+    opened.get_by_label("Operator's token").fill(made.token)
+    opened.get_by_role("button", name="Log in").click()
+    opened.get_by_text("anna, read-only").wait_for()
+    assert opened.locator("header").get_by_text("anna, read-only").is_visible()
+    opened.goto(f"{server.url}/operator/devices")
+    opened.get_by_role("cell", name=r"a\u202eb").wait_for()
+    table = opened.locator(".scroll").first
+    wide, narrow, shades = table.evaluate(
+        "(e) => [e.scrollWidth, e.clientWidth, getComputedStyle(e).backgroundImage]"
+    )
+    assert wide > narrow
+    assert shades.count("gradient") == 4
+    right = {"x": 0, "y": 0, "width": 360, "height": 740}
+    before = opened.screenshot(clip=right)
+    table.evaluate("(e) => { e.scrollLeft = e.scrollWidth }")
+    assert opened.screenshot(clip=right) != before
+    assert task(links["board-1"]).round == 1
 
 
 def test_every_view(page: Any, server: Server, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @federation_option
 @json_option
-def operators(federation: Path | None, as_json: bool) -> None:
+def operators(federation: str | None, as_json: bool) -> None:
     """List who has a token to operate a federation.
 
     The holder of operator.token in the state folder is not listed.
@@ -58,7 +58,7 @@ def add_operator(
     out: Path,
     force: bool,
     reason: str,
-    federation: Path | None,
+    federation: str | None,
     as_json: bool,
 ) -> None:
     """Make a token for the person or program NAME.
@@ -79,7 +79,7 @@ def add_operator(
 @reason_option
 @federation_option
 @json_option
-def revoke_operator(name: str, reason: str, federation: Path | None, as_json: bool) -> None:
+def revoke_operator(name: str, reason: str, federation: str | None, as_json: bool) -> None:
     """Revoke the token of an operator.
 
     It opens nothing from now on.
@@ -110,7 +110,7 @@ def make_token(
     force: bool,
     qr: bool,
     reason: str,
-    federation: Path | None,
+    federation: str | None,
     as_json: bool,
 ) -> None:
     """Make a join token for devices of KIND.
@@ -143,7 +143,7 @@ def make_token(
 @reason_option
 @federation_option
 @json_option
-def revoke_token(number: int, reason: str, federation: Path | None, as_json: bool) -> None:
+def revoke_token(number: int, reason: str, federation: str | None, as_json: bool) -> None:
     """Revoke a join token that was made.
 
     `edgetailor tokens` lists the numbers. Devices that have joined with it stay.
@@ -164,7 +164,7 @@ def revoke_token(number: int, reason: str, federation: Path | None, as_json: boo
 @reason_option
 @federation_option
 @json_option
-def rotate_key(days: float, reason: str, federation: Path | None, as_json: bool) -> None:
+def rotate_key(days: float, reason: str, federation: str | None, as_json: bool) -> None:
     """Replace the key with which the coordinator signs work.
 
     The old key signs the new one, so devices that ask for work within the time of --valid trust the

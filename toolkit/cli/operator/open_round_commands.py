@@ -1,7 +1,5 @@
 """Commands of the operator about the rounds of a running federation, and about its model."""
 
-from pathlib import Path
-
 import click
 
 from toolkit.cli.operator.operator_options import (
@@ -17,7 +15,7 @@ from toolkit.cli.operator.operator_options import (
 @reason_option
 @federation_option
 @json_option
-def close_round(reason: str, federation: Path | None, as_json: bool) -> None:
+def close_round(reason: str, federation: str | None, as_json: bool) -> None:
     """Close the open round with the updates so far.
 
     The command is refused if fewer updates have come than `min_updates` and `quorum` require.
@@ -33,7 +31,7 @@ def close_round(reason: str, federation: Path | None, as_json: bool) -> None:
 @reason_option
 @federation_option
 @json_option
-def extend_round(seconds: int, reason: str, federation: Path | None, as_json: bool) -> None:
+def extend_round(seconds: int, reason: str, federation: str | None, as_json: bool) -> None:
     """Let the open round end SECONDS from now.
 
     The round ends earlier if all updates have come. Later rounds have the deadline of the
@@ -50,7 +48,7 @@ def extend_round(seconds: int, reason: str, federation: Path | None, as_json: bo
 @reason_option
 @federation_option
 @json_option
-def abort_round(reason: str, federation: Path | None, as_json: bool) -> None:
+def abort_round(reason: str, federation: str | None, as_json: bool) -> None:
     """Drop the updates of the open round; it opens again.
 
     A device that still has its update sends that again.
@@ -66,7 +64,7 @@ def abort_round(reason: str, federation: Path | None, as_json: bool) -> None:
 @reason_option
 @federation_option
 @json_option
-def drop_update(name: str, reason: str, federation: Path | None, as_json: bool) -> None:
+def drop_update(name: str, reason: str, federation: str | None, as_json: bool) -> None:
     """Take a device's update out of the open round.
 
     The round goes on without the device NAME. To keep it out of later rounds, pause it.
@@ -82,7 +80,7 @@ def drop_update(name: str, reason: str, federation: Path | None, as_json: bool) 
 @reason_option
 @federation_option
 @json_option
-def pause_rounds(reason: str, federation: Path | None, as_json: bool) -> None:
+def pause_rounds(reason: str, federation: str | None, as_json: bool) -> None:
     """Let no round open until `resume-rounds`.
 
     The open round ends as usual. Waiting devices are told the reason.
@@ -95,7 +93,7 @@ def pause_rounds(reason: str, federation: Path | None, as_json: bool) -> None:
 @reason_option
 @federation_option
 @json_option
-def resume_rounds(reason: str, federation: Path | None, as_json: bool) -> None:
+def resume_rounds(reason: str, federation: str | None, as_json: bool) -> None:
     """Let rounds open again."""
     client_of(federation).resume_rounds(reason)
     say_done("Rounds open again.", as_json, paused=False)
@@ -106,7 +104,7 @@ def resume_rounds(reason: str, federation: Path | None, as_json: bool) -> None:
 @reason_option
 @federation_option
 @json_option
-def go_back(round_: int | None, reason: str, federation: Path | None, as_json: bool) -> None:
+def go_back(round_: int | None, reason: str, federation: str | None, as_json: bool) -> None:
     """Let the next round start from an earlier model.
 
     This is the model after ROUND. Without ROUND, the last round is repeated: the next round starts

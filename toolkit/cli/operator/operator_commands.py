@@ -50,9 +50,11 @@ def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
 def login(url: str, token_file: Path, certificate: str | None) -> None:
     """Save the coordinator at URL for other commands.
 
-    The token is saved in login.json below ~/.config/edgetailor, which only you can read.
+    They use the last login, or that of the coordinator whose URL is given with --federation. Tokens
+    are saved in login.json below ~/.config/edgetailor, which only you can read.
     """
     from device_agent.cli.token_file import read_token
+    from device_agent.client.addresses import check_url
     from toolkit.coordinator.operation.operator_client import OperatorClient
     from toolkit.coordinator.operation.saved_login import Login, is_loopback, save_login
 
@@ -61,7 +63,7 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
             f"{url} is not encrypted: whoever reads the network gets the token. Better use https.",
             err=True,
         )
-    saved = Login(url=url, token=read_token(token_file), certificate=certificate)
+    saved = Login(url=check_url(url), token=read_token(token_file), certificate=certificate)
     total = OperatorClient(saved.url, saved.token, saved.certificate).devices(most=1).total
     path = save_login(saved)
     click.echo(f"{url} has {counted(total, 'device')}. The login is in {path}.", err=True)
@@ -89,7 +91,7 @@ def devices(
     descending: bool,
     start: int,
     most: int,
-    federation: Path | None,
+    federation: str | None,
     as_json: bool,
 ) -> None:
     """List the devices of a running federation.
@@ -109,7 +111,7 @@ def devices(
 @click.option("--watch", is_flag=True, help="Print it again every two seconds, until Ctrl-C.")
 @federation_option
 @json_option
-def status(watch: bool, federation: Path | None, as_json: bool) -> None:
+def status(watch: bool, federation: str | None, as_json: bool) -> None:
     """Show the round, the model and the first 200 devices.
 
     Shows them for a running federation. `edgetailor devices` lists all devices.
@@ -131,7 +133,7 @@ def status(watch: bool, federation: Path | None, as_json: bool) -> None:
 @click.argument("name", callback=_named)
 @federation_option
 @json_option
-def device(name: str, federation: Path | None, as_json: bool) -> None:
+def device(name: str, federation: str | None, as_json: bool) -> None:
     """Show the device NAME of a running federation.
 
     NAME is its id, such as board-1. Shows its machine, its last updates, and what the operator did
@@ -148,7 +150,7 @@ def device(name: str, federation: Path | None, as_json: bool) -> None:
 )
 @federation_option
 @json_option
-def audit(after: int, federation: Path | None, as_json: bool) -> None:
+def audit(after: int, federation: str | None, as_json: bool) -> None:
     """Print every action of the operator, with its reason.
 
     Prints at most 1,000 entries. Use --after to print the next ones.
@@ -166,7 +168,7 @@ def _action(name: "Action", text: str) -> click.Command:
     @reason_option
     @federation_option
     @json_option
-    def act(names: tuple[str, ...], reason: str, federation: Path | None, as_json: bool) -> None:
+    def act(names: tuple[str, ...], reason: str, federation: str | None, as_json: bool) -> None:
         from toolkit.cli.printed.fleet_table import state_text
 
         client, after = client_of(federation), []
@@ -219,7 +221,7 @@ let_in = _action(
 @federation_option
 @json_option
 def rotate_secret(
-    names: tuple[str, ...], days: float, reason: str, federation: Path | None, as_json: bool
+    names: tuple[str, ...], days: float, reason: str, federation: str | None, as_json: bool
 ) -> None:
     """Ask devices for new secrets.
 

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 federation_option = click.option(
     "--federation",
-    type=click.Path(path_type=Path),
-    help="File or state folder of a federation that `edgetailor serve` runs on this machine. "
-    "Default: the coordinator of `edgetailor login`.",
+    help="File or state folder of a federation that `edgetailor serve` runs on this machine, or "
+    "URL of a coordinator of `edgetailor login`. Default: that of the last login.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -51,13 +50,22 @@ reason_option = click.option(
 )
 
 
-def client_of(federation: Path | None) -> "OperatorClient":
-    """The client of the federation that is given, or of the saved login."""
+def is_url(federation: str) -> bool:
+    """Whether a federation is given by its URL, and not by a file or a folder."""
+    return federation.startswith(("http://", "https://"))
+
+
+def client_of(federation: str | None) -> "OperatorClient":
+    """The client of a federation, which is given by its file, state folder or URL.
+
+    Without it, the client of the last saved login.
+    """
     from toolkit.coordinator.local_coordinator import local_login
     from toolkit.coordinator.operation.operator_client import OperatorClient
     from toolkit.coordinator.operation.saved_login import saved_login
 
-    login = saved_login() if federation is None else local_login(federation)
+    is_local = federation is not None and not is_url(federation)
+    login = local_login(Path(federation or "")) if is_local else saved_login(federation)
     return OperatorClient(login.url, login.token, login.certificate)
 
 

@@ -4,11 +4,17 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.operator.operator_options import check_reason, client_of, json_option, show_answer
+from toolkit.cli.operator.operator_options import (
+    check_reason,
+    client_of,
+    is_url,
+    json_option,
+    show_answer,
+)
 
 
 @click.command()
-@click.argument("federation", type=click.Path(path_type=Path), required=False)
+@click.argument("federation", required=False)
 @click.option("--dry-run", is_flag=True, help="Only show the changes.")
 @click.option(
     "--reason",
@@ -16,12 +22,13 @@ from toolkit.cli.operator.operator_options import check_reason, client_of, json_
     help="Reason for the changes. It stays in the audit log. Required without --dry-run.",
 )
 @json_option
-def apply(federation: Path | None, dry_run: bool, reason: str | None, as_json: bool) -> None:
+def apply(federation: str | None, dry_run: bool, reason: str | None, as_json: bool) -> None:
     """Apply the changed file of a running federation.
 
     Shows the changes. They hold from the next round on. FEDERATION is the file or the state folder
-    of a federation that `edgetailor serve` runs on this machine; without it, the coordinator of
-    `edgetailor login` reads its file. Changes that would make the model another one are refused.
+    of a federation that `edgetailor serve` runs on this machine, or the URL of a coordinator of
+    `edgetailor login`, by default the last. That coordinator reads its own file. Changes that would
+    make the model another one are refused.
     """
     from toolkit.coordinator.federation_source import check_served
     from toolkit.coordinator.operation.messages import SettingsChanges
@@ -29,8 +36,8 @@ def apply(federation: Path | None, dry_run: bool, reason: str | None, as_json: b
     if reason is None and not dry_run:
         raise click.UsageError("Give a --reason, or --dry-run to only show the changes.")
     client = client_of(federation)
-    if federation is not None:
-        check_served(federation)
+    if federation is not None and not is_url(federation):
+        check_served(Path(federation))
     only_show = dry_run or reason is None
     answer = client.settings_changes() if only_show else client.apply_settings(str(reason))
 

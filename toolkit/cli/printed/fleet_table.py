@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from profiles.text_formatting import counted, format_bytes
+from profiles.text_formatting import counted, format_bytes, visible
 from toolkit.coordinator.database.operator_log import AuditEntry
 from toolkit.coordinator.operation.messages import (
     AuditPage,
@@ -28,7 +28,7 @@ def show_devices(page: DevicePage) -> None:
     for device in page.devices:
         rows.add_row(
             device.device,
-            device.name,
+            visible(device.name),
             device.submodel,
             device.state,
             f"{_age(device.idle_s)} ago",

@@ -1,4 +1,4 @@
-"""The coordinator that `edgetailor login` saved, for commands on other machines."""
+"""The coordinators that `edgetailor login` saved, for commands on other machines."""
 
 import ipaddress
 import os
@@ -9,9 +9,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from device_agent.client.addresses import check_url
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct
 from profiles.errors import InputError
+
+MOST = 50
+"""The most coordinators, beside the last one, whose logins are kept."""
 
 
 class Login(Struct, frozen=True, kw_only=True):
@@ -21,6 +25,12 @@ class Login(Struct, frozen=True, kw_only=True):
     url: str
     token: str
     certificate: str | None = None
+
+
+class Logins(Login, frozen=True, kw_only=True):
+    """The content of the file: the last login, and those of other coordinators before it."""
+
+    others: tuple[Login, ...] = ()
 
 
 def login_file() -> Path:
@@ -44,19 +54,49 @@ def is_loopback(url: str) -> bool:
 
 
 def save_login(login: Login) -> Path:
-    """Write `login` to its file, which only its owner can read. Returns the path."""
+    """Write `login` to the file, which only its owner can read. Returns the path.
+
+    Logins of other coordinators stay in the file, unless it is damaged or others can read it.
+    """
     path = login_file()
+    others = tuple(other for other in _known(path) if other.url != login.url)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, msgspec.json.encode(login) + b"\n", mode=0o600)
+    saved = Logins(**msgspec.structs.asdict(login), others=others[:MOST])
+    write_file(path, msgspec.json.encode(saved) + b"\n", mode=0o600)
     return path
 
 
-def saved_login() -> Login:
-    """Read the saved login.
+def saved_login(url: str | None = None) -> Login:
+    """Read the saved login of the coordinator at `url`; without it, the last login.
 
     Raises InputError if there is none, if it is damaged, or if others can read its file.
     """
-    path = login_file()
+    if url is None or not login_file().exists():
+        return _saved(login_file())
+    last, wanted = _saved(login_file()), check_url(url)
+    found = [login for login in (last, *last.others) if login.url == wanted]
+    if not found:
+        raise InputError(
+            "No login is saved for {url}. Run `edgetailor login {url} --token-file FILE` first. "
+            "Logins are saved for {known}.",
+            code="login.unknown",
+            url=wanted,
+            known=", ".join(login.url for login in (last, *last.others)),
+        )
+    return found[0]
+
+
+def _known(path: Path) -> list[Login]:
+    """The logins in the file `path`, the last one first. None if it cannot be used."""
+    try:
+        last = _saved(path)
+    except InputError:
+        return []
+    return [Login(url=last.url, token=last.token, certificate=last.certificate), *last.others]
+
+
+def _saved(path: Path) -> Logins:
+    """The logins in the file `path`."""
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise InputError(
             "Others can read the operator's token in {path}. Run `chmod 600 {path}`; if somebody "
@@ -66,7 +106,7 @@ def saved_login() -> Login:
             path=str(path),
         )
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Login)
+        return msgspec.json.decode(path.read_bytes(), type=Logins)
     except FileNotFoundError:
         raise InputError(
             "No federation is given. On the coordinator's machine, give --federation with its file "

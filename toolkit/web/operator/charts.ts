@@ -14,6 +14,9 @@ const drawn = new WeakMap<Element, { plot: uPlot; data: string }>();
 
 const colour = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
+/** The text of a value in the legend: nothing while no round is pointed at, and in a gap. */
+const value = (_: uPlot, given: number | null | undefined) => (given == null ? "" : Number(given.toPrecision(5)).toString());
+
 function table({ rounds, lines, best }: Chart): uPlot.AlignedData {
   const marked = rounds.map((round, at) => (round === best ? (lines[0]?.values[at] ?? null) : null));
   return [rounds, ...lines.map(({ values }) => values), ...(best === null ? [] : [marked])];
@@ -27,16 +30,17 @@ function options(chart: Chart, width: number): uPlot.Options {
     stroke: colours[number] ?? colour("--text"),
     width: 2,
     spanGaps: true,
+    value,
     ...(number ? { dash: [6, 4] } : {}),
   }));
   const good = colour("--good");
   const points = { show: true, size: 12, fill: good, stroke: good };
-  const best: uPlot.Series[] = chart.best === null ? [] : [{ label: "best", paths: () => null, points, stroke: good }];
+  const best: uPlot.Series[] = chart.best === null ? [] : [{ label: "best", paths: () => null, points, stroke: good, value }];
   return {
     width,
     height: HEIGHT,
     scales: { x: { time: false } },
-    series: [{ label: "round" }, ...lines, ...best],
+    series: [{ label: "round", value: (_, round: number | null) => (round === null ? "" : `${round}`) }, ...lines, ...best],
     axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }, { ...axis, size: 60 }],
     cursor: { drag: { x: false, y: false } },
   };

@@ -5,7 +5,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from profiles.text_formatting import counted, format_bytes, format_duration, format_seconds
+from profiles.text_formatting import (
+    counted,
+    format_bytes,
+    format_duration,
+    format_seconds,
+    visible,
+)
 
 FOLDER = Path(__file__).parent / "templates"
 
@@ -14,10 +20,16 @@ def _moment(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
+def _finished(value: object) -> object:
+    """A value as a page shows it."""
+    return visible(value) if type(value) is str else value
+
+
 _environment = Environment(
     loader=FileSystemLoader(FOLDER),
     autoescape=True,
     undefined=StrictUndefined,
+    finalize=_finished,
     trim_blocks=True,
     lstrip_blocks=True,
 )

@@ -74,6 +74,7 @@ def shown(request: Request, template: str, status: int = 200, **values: Any) -> 
         "style": names[STYLE],
         "notice": notice,
         "writes": session is not None and operator_of(request).role != READ_ONLY,
+        "operator": None if session is None else operator_of(request).name,
         "form_token": None if session is None else session[1].form_token,
     }
     return HTMLResponse(filled(template, **given | values), status, HEADERS)
