@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -28,6 +29,8 @@ STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 
 Write = Callable[[str], None]
 Field = str | int | float | bool
+REQUEST: ContextVar[str | None] = ContextVar("REQUEST", default=None)
+"""The id of the HTTP request that the code works for, which the JSON log adds to a message."""
 
 
 def fields(**values: Field) -> dict[str, dict[str, Field]]:
@@ -60,6 +63,7 @@ class PlainFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Formats each message as a JSON object: time, elapsed_s, level, message and its fields.
 
+    `request` is the id of the HTTP request that caused the message, if there is one.
     `elapsed_s` counts from the creation of the formatter. Its clock is monotonic, so it stays
     correct when the wall clock is set.
     """
@@ -76,6 +80,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage().strip(),
         }
+        if (request := REQUEST.get()) is not None:
+            line["request"] = request
         return json.dumps(line | getattr(record, "fields", {}))
 
 

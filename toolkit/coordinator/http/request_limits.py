@@ -2,11 +2,15 @@
 
 import asyncio
 import logging
+import re
+import secrets
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from device_agent.cli.console import write_traceback
+from device_agent.log_format import REQUEST
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http.admission import admit, discard
@@ -22,6 +26,8 @@ BODY_S = 60.0
 """How long a body may take, in seconds; for tensors, how long their next piece may take."""
 LEAST_RATE = 1024
 """The lowest rate of an upload of tensors after its first BODY_S seconds, in bytes per second."""
+REQUEST_ID = "X-Request-Id"
+"""The header with the id of a request, which the JSON log has, too. Repeated polls have none."""
 FAILED = "{more} requests failed in this way ({who})."
 
 
@@ -43,6 +49,14 @@ class RequestLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        identifier = _request_id(scope)
+        before = REQUEST.set(identifier)
+        try:
+            await self._answer(scope, receive, _with_id(send, identifier))
+        finally:
+            REQUEST.reset(before)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             limit = await admit(scope, self._coordinator)
             if not limit:
@@ -110,6 +124,23 @@ class RequestLimits:
         else:
             path = write_traceback("edgetailor")
             logger.error("A request failed because of a fault in this program. Details: %s", path)
+
+
+def _request_id(scope: Scope) -> str:
+    """The id that the client or a proxy gave to the request, or a new one."""
+    given = Headers(scope=scope).get(REQUEST_ID, "")
+    return given if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", given) else secrets.token_hex(8)
+
+
+def _with_id(send: Send, identifier: str) -> Send:
+    """Return a `send` that adds the id of the request to the head of the answer."""
+
+    async def messages(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[REQUEST_ID] = identifier
+        await send(message)
+
+    return messages
 
 
 def _then(body: bytes, receive: Receive) -> Receive:
