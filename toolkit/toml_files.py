@@ -266,6 +266,8 @@ def _converted(
     Pydantic reads "3" as 3 and true as 1. In TOML a value has a type, so these are mistakes. A size
     such as "256MB" or a time span is meant to be text, so it is not a mistake.
     """
+    if isinstance(read, dict):
+        return  # a table with any keys is taken as it is
     if isinstance(content, dict):
         for key, value in content.items():
             yield from _converted(value, getattr(read, key), (*path, key))

@@ -62,17 +62,19 @@ class SimulateOptions:
     )
     force: bool = option("Replace an earlier simulation in the folder.")
     grid: tuple[str, ...] = option(
-        "Simulate each combination of the values of keys in FILE; repeatable.", metavar="KEY=A|B"
+        "Simulate each combination of the values of keys in FILE, in place of its table [sweep]; "
+        "repeatable.",
+        metavar="KEY=A|B",
     )
     most_traffic: int | None = option(
-        "With --grid: the most that a device may receive and send in a round, like 5MB.",
+        "In a sweep: the most that a device may receive and send in a round, like 5MB.",
         type=Size(),
     )
     most_memory: int | None = option(
-        "With --grid: the most memory that a device may need, like 100MB. Needs profiles.",
+        "In a sweep: the most memory that a device may need, like 100MB. Needs profiles.",
         type=Size(),
     )
-    as_json: bool = option("With --grid: print one JSON object.", "--json")
+    as_json: bool = option("In a sweep: print one JSON object.", "--json")
 
     def for_runs(self) -> dict[str, Any]:
         """The arguments of `edgetailor.simulate` that are the same for each run."""
@@ -90,8 +92,8 @@ def simulate(options: SimulateOptions) -> None:
     line for each round, curves.png, config.json and global.safetensors. If the simulation is
     interrupted, the same command continues it. Results do not depend on --workers and --engine.
 
-    With --grid, each combination of values is a run with a folder of its own in the folder of the
-    sweep. A table shows the mean accuracy of the last rounds and the costs of each run, and
+    With --grid, or with the table [sweep] in FILE, each combination of values is a run with a
+    folder of its own in the folder of the sweep. A table shows the mean accuracy of the last rounds and the costs of each run, and
     trade-off.png draws them. --most-traffic and --most-memory select the best run within limits.
     A kind of devices is named in a key, and values are separated by |:
 
@@ -100,14 +102,20 @@ def simulate(options: SimulateOptions) -> None:
             --grid "devices.board.submodel=slice:0.3|low-rank:0.25" \\
             --grid "training.learning_rate=0.05|0.1"
     """
-    if options.grid:
-        _simulate_grid(options)
+    from toolkit.coordinator.federation_file.sweep_table import grid_of_table
+    from toolkit.simulation.simulation_config import load_simulation
+    from toolkit.simulation.sweeps.grid import grid_of_options
+
+    grid = grid_of_options(options.grid)
+    file = None if grid else load_simulation(options.config, options.seed, options.rounds)
+    if file is None or file.sweep:
+        _simulate_grid(options, grid or grid_of_table(file.sweep if file and file.sweep else {}))
         return
     if options.as_json or (options.most_traffic, options.most_memory) != (None, None):
-        raise click.UsageError("--most-traffic, --most-memory and --json need --grid.")
-    from toolkit.simulation.simulation_config import load_simulation
-
-    file = load_simulation(options.config, options.seed, options.rounds)
+        raise click.UsageError(
+            "--most-traffic, --most-memory and --json are for sweeps: give --grid, or the table "
+            "[sweep] in FILE."
+        )
     check_model(file.model, file.weights)
     check_data(file.simulation.data)
     console = show_stages()
@@ -132,10 +140,7 @@ def simulate(options: SimulateOptions) -> None:
         click.echo(f"worst class: {worst}")
 
 
-def _simulate_grid(options: SimulateOptions) -> None:
-    from toolkit.simulation.sweeps.grid import grid_of_options
-
-    grid = grid_of_options(options.grid)
+def _simulate_grid(options: SimulateOptions, grid: dict[str, list[object]]) -> None:
     folder = options.out or Path(f"{options.config.stem}-sweep")
     console = show_stages()
     logger.info("loading PyTorch")

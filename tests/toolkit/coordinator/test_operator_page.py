@@ -21,7 +21,18 @@ from operators import operator
 from toolkit.coordinator.http.http_api import create_app
 from toolkit.coordinator.operation import operator_sessions
 from toolkit.coordinator.server import Server
-from vector_fleet import configured, enrol, running, send, send_trained, task, token, trained
+from vector_fleet import (
+    CONFIG,
+    assert_soon,
+    configured,
+    enrol,
+    running,
+    send,
+    send_trained,
+    task,
+    token,
+    trained,
+)
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>"""
 
@@ -120,6 +131,28 @@ def test_forms_of_other_sites_are_refused(page_server: Server, browser: httpx.Cl
         out = {"form_token": form_token(browser)}
         assert browser.post("/operator/logout", data=out, headers=headers).status_code == 403
     assert log_in(browser, secret, Origin=page_server.url).status_code == 303
+
+
+def test_the_public_view_names_nobody_and_is_closed_by_default(
+    tmp_path: Path, stranger: httpx.Client
+) -> None:
+    closed = stranger.get("/operator/public")
+    assert closed.status_code in (303, 401)
+    config = configured(tmp_path / "public", f'title = "Leaves"\npublic = true\n{CONFIG}')
+    with running(config, page=built_files(tmp_path)) as server:
+        links = enrol(server, tmp_path)
+        for name, link in links.items():
+            send_trained(link, 1, tmp_path / name)
+        assert_soon(lambda: server.coordinator.rounds.done == 1)
+        with httpx.Client(base_url=server.url) as anybody:
+            page = anybody.get("/operator/public")
+            assert page.status_code == 200
+            for shown in ("<h1>Leaves</h1>", "Round 2 of 3", "3 devices", "quality-chart"):
+                assert shown in page.text
+            hidden = [*links, "machine 0", "<form", "Audit log"]
+            assert not [word for word in hidden if word in page.text]
+            assert anybody.get("/operator/").status_code in (303, 401)
+            assert anybody.post("/operator/public").status_code in (401, 403, 405)
 
 
 def test_only_a_login_opens_the_pages(page_server: Server, stranger: httpx.Client) -> None:

@@ -14,12 +14,15 @@ import pytest
 import commands
 from commands import edgetailor, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
+from profiles.errors import InputError
 from refusals import refused
 from toolkit.cli.printed.sweep_table import show_sweep
+from toolkit.coordinator.federation_file.sweep_table import grid_of_table
 from toolkit.simulation.comparison import Row
 from toolkit.simulation.metric_logs import Observer
 from toolkit.simulation.results import RoundResult
 from toolkit.simulation.simulate import simulate
+from toolkit.simulation.simulation_config import load_simulation
 from toolkit.simulation.sweeps import sweep as sweeps
 from toolkit.simulation.sweeps.grid import combinations, folder_names, grid_of_options, short_keys
 from toolkit.simulation.sweeps.sweep import runs_of, sweep
@@ -115,6 +118,31 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
     assert (again.code, again.stderr.count("it is finished already")) == (2, 2)
 
 
+def test_a_table_of_the_file_is_the_same_sweep(file: Path, tmp_path: Path) -> None:
+    """In every notation of TOML."""
+    text = file.read_text()
+    notations = (
+        "[sweep]\ntraining.learning_rate = [0.05, 0.1]",
+        '[sweep]\n"training.learning_rate" = [0.05, 0.1, 0.05]',
+        "[sweep.training]\nlearning_rate = [0.05, 0.1]",
+    )
+    for notation in notations:
+        file.write_text(f"{text}{notation}\n")
+        grid = load_simulation(file).sweep
+        assert grid is not None
+        assert grid_of_table(grid) == GRID
+        run = runs_of(file, tmp_path / "out", grid_of_table(grid))[0]
+        assert "sweep" not in run.config.model_dump(mode="json")  # so the table may grow
+    for wrong, words in (
+        ("training.learning_rate = 0.1", "it must be a list of the values to try"),
+        ("training.learning_rate = []", "it must be a list of the values to try"),
+        ('training.epochs = [1]\n"training.epochs" = [2]', "has `training.epochs` twice"),
+    ):
+        file.write_text(f"{text}[sweep]\n{wrong}\n")
+        with pytest.raises(InputError, match=words):
+            load_simulation(file)
+
+
 def test_the_command_refuses_before_any_run(file: Path, tmp_path: Path) -> None:
     def said(*arguments: object) -> str:
         return commands.refused(tmp_path, "simulate", file, *arguments)
@@ -127,7 +155,7 @@ def test_the_command_refuses_before_any_run(file: Path, tmp_path: Path) -> None:
         "--grid", "training.epoch=1"
     )
     assert "--most-memory needs a prediction" in said("--grid", "quorum=1", "--most-memory", "5MB")
-    assert "need --grid" in said("--most-traffic", "5MB")
+    assert "are for sweeps: give --grid" in said("--most-traffic", "5MB")
     assert "both set `seed`" in said("--seed", 1, "--grid", "simulation.seed=1|2")
 
 

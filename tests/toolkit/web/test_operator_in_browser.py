@@ -26,6 +26,7 @@ VIEWS = (
     "tokens",
     "settings",
     "audit",
+    "public",
     "devices/nobody",
 )
 

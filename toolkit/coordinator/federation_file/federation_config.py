@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 
 from msgspec import to_builtins
 from pydantic import (
+    AfterValidator,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -28,6 +29,7 @@ from toolkit.coordinator.federation_file.small_tables import (
     NotifyTable,
     ReleaseTable,
 )
+from toolkit.coordinator.federation_file.sweep_table import check_sweep
 from toolkit.coordinator.federation_file.value_types import Line
 from toolkit.data_table import preprocessing_of
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -43,6 +45,7 @@ class ServingKeys(Table):
     - `port`: 0 chooses a free port.
     - `token_days`: lifetime of a join token, in days.
     - `phones`: serve the page with which phones join.
+    - `public`: show strangers the round and the quality of the model at `/operator/public`.
     - `site`: be a site of a larger fleet. A round begins with a model from Flower's server and ends
       with a partial aggregate for it.
     - `title`, `purpose`, `contact`: texts that owners of devices read before they join.
@@ -58,6 +61,7 @@ class ServingKeys(Table):
     port: Annotated[int, Field(ge=0, le=65535)] = 8123
     token_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     phones: bool = True
+    public: bool = False
     site: bool = False
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -75,6 +79,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
     - `data`: how pictures or CSV files of a device become samples.
+    - `sweep`: values that `simulate` tries for other keys; `serve` does not use it.
     """
 
     data: Annotated[
@@ -85,6 +90,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     evaluation: EvaluationTable = EvaluationTable()
     release: ReleaseTable = ReleaseTable()
     notify: NotifyTable = NotifyTable()
+    # Not among the settings that are stored: more values may be tried later.
+    sweep: Annotated[dict[str, Any] | None, AfterValidator(check_sweep)] = Field(None, exclude=True)
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
 
     @field_validator("training", "aggregation", mode="wrap")

@@ -25,6 +25,8 @@ METRICS = "/metrics"
 PAGES = "/operator/"
 """The operator's page: what is under this path needs a login, except OPEN_PAGES."""
 LOGIN, LOGOUT = f"{PAGES}login", f"{PAGES}logout"
+PUBLIC = f"{PAGES}public"
+"""The view for everybody, which needs a login unless the federation's file has `public`."""
 OPEN_PAGES = (LOGIN, f"{PAGES}files/")
 SESSION = "session"
 """The key of the login in the state of an admitted request for a page, with its id."""
@@ -50,7 +52,8 @@ async def admit(scope: Scope, coordinator: Coordinator) -> int:
     """
     path = scope["path"]
     if path.startswith(PAGES):
-        if not path.startswith(OPEN_PAGES):
+        is_public = path == PUBLIC and coordinator.config.public
+        if not path.startswith(OPEN_PAGES) and not is_public:
             _admit_to_page(scope, coordinator)
         return FORM_LIMIT if scope["method"] == "POST" else 0
     if not path.startswith(f"{API}/") and path != METRICS:

@@ -45,6 +45,7 @@ def _routes(files: Page) -> Sequence[BaseRoute]:
         _page("login", login.login_form),
         _page("login", login.login, _POST),
         _page("logout", login.logout, _POST),
+        _page("public", views.public),
         _page("devices", views.devices),
         _page("devices/{device}", views.device),
         _page("devices/{device}/secret", forms.rotate_secret, _POST),

@@ -54,6 +54,23 @@ def overview(request: Request) -> Response:
     )
 
 
+def public(request: Request) -> Response:
+    """Show everybody the round and the quality, and no device."""
+    coordinator = coordinator_of(request)
+    quality, now = coordinator.quality(), coordinator.overview()
+    return shown(
+        request,
+        "public.html",
+        title=coordinator.config.title or "Federation",
+        purpose=coordinator.config.purpose,
+        contact=coordinator.config.contact,
+        now=now,
+        devices=sum(now.states.values()),
+        quality=quality,
+        curve=quality_chart(quality),
+    )
+
+
 def devices(request: Request) -> Response:
     """Show a part of the fleet as a table."""
     coordinator = coordinator_of(request)
