@@ -61,18 +61,28 @@ def test_malformed_requests_are_refused(browser: httpx.Client) -> None:
         assert "X-Evil" not in answer.headers
 
 
+ASK = "Ask for a new secret"
+
+
 def test_actions_on_a_device(
     fleet: tuple[Server, dict[str, CoordinatorClient]], browser: httpx.Client
 ) -> None:
     server, _ = fleet
     page = "devices/board-1"
-    assert buttons(browser, page) == ["Pause", "Remove", "Ban"]
+    assert buttons(browser, page) == ["Pause", "Remove", "Ban", ASK]
     assert send(browser, f"{page}/pause", reason="broken") == "board-1 is paused."
     assert (
         "<strong>paused</strong>: by the operator: broken" in browser.get(f"/operator/{page}").text
     )
     assert "board-1 is paused." not in browser.get(f"/operator/{page}").text  # said once
-    assert buttons(browser, page) == ["Resume", "Remove", "Ban"]
+    assert buttons(browser, page) == ["Resume", "Remove", "Ban", ASK]
+    said = send(browser, f"{page}/secret", days=7, reason="seen by others")
+    assert said == "board-1 is asked for a new secret."
+    assert (
+        "asked for a new one; the old one is valid until 20"
+        in browser.get(f"/operator/{page}").text
+    )
+    assert buttons(browser, page) == ["Resume", "Remove", "Ban"]  # asking twice changes nothing
     assert send(browser, f"{page}/resume", reason="repaired") == "board-1 takes part again."
     assert send(browser, f"{page}/remove", reason="sold") == "board-1 is removed."
     assert buttons(browser, page) == ["Ban", "Let in"]
@@ -81,6 +91,7 @@ def test_actions_on_a_device(
     log = [(e.who, e.action, e.reason) for e in operator(server).audit().entries]
     assert log == [
         ("operator", "pause", "broken"),
+        ("operator", "rotate secret", "seen by others"),
         ("operator", "resume", "repaired"),
         ("operator", "remove", "sold"),
         ("operator", "ban", "noise"),
