@@ -93,9 +93,9 @@ def simulate(options: SimulateOptions) -> None:
     interrupted, the same command continues it. Results do not depend on --workers and --engine.
 
     With --grid, or with the table [sweep] in FILE, each combination of values is a run with a
-    folder of its own in the folder of the sweep. A table shows the mean accuracy of the last rounds and the costs of each run, and
-    trade-off.png draws them. --most-traffic and --most-memory select the best run within limits.
-    A kind of devices is named in a key, and values are separated by |:
+    folder of its own in the folder of the sweep. A table shows the mean accuracy of the last rounds
+    and the costs of each run, and trade-off.png draws them. --most-traffic and --most-memory select
+    the best run within limits. A kind of devices is named in a key, and values are separated by |:
 
     \b
         edgetailor simulate fleet.toml --most-traffic 50kB \\

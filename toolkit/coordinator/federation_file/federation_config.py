@@ -91,7 +91,9 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     release: ReleaseTable = ReleaseTable()
     notify: NotifyTable = NotifyTable()
     # Not among the settings that are stored: more values may be tried later.
-    sweep: Annotated[dict[str, Any] | None, AfterValidator(check_sweep)] = Field(None, exclude=True)
+    sweep: Annotated[dict[str, Any] | None, AfterValidator(check_sweep)] = Field(
+        default=None, exclude=True
+    )
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
 
     @field_validator("training", "aggregation", mode="wrap")
