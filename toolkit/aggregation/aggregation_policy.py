@@ -55,7 +55,7 @@ class AggregationPolicy:
             value, the steps of all elements have similar sizes.
         bounds: Whether `serve`, `simulate` and `aggregate_files` limit each update by what
             updates are usually like; see `update_limits.py`.
-        judge: Whether `serve` leaves out updates without which the new model is
+        judge: Whether `serve` and `simulate` leave out updates without which the new model is
             better on held-out samples; see `model_judge.py`.
 
     Raises:

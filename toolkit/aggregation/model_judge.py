@@ -21,6 +21,10 @@ LEAST_UPDATES = 3
 """Of fewer updates, none is left out: nothing says which one is harmful."""
 
 
+JUDGED = "without it the model is better on the held-out samples"
+"""The reason why an update was left out begins with it if the new model was judged."""
+
+
 class Judged(Protocol):
     """The quality of a model on held-out samples."""
 
@@ -104,3 +108,14 @@ def _needed(
             return _needed(half, out, is_good)
     first = _needed(one, out.union(other), is_good)
     return first + _needed(other, out.union(first), is_good)
+
+
+def judged_text(without: Judged, whole: Judged) -> str:
+    """Why an update was left out: the quality without it and with all updates."""
+    return f"{JUDGED}: {_text(without)} in place of {_text(whole)}"
+
+
+def _text(quality: Judged) -> str:
+    if quality.accuracy is None:
+        return f"loss {quality.loss:.4g}"
+    return f"accuracy {quality.accuracy:.4f}"

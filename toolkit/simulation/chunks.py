@@ -70,11 +70,15 @@ class Client:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients that train the submodel `spec`. `reference` is for their limits, None for none."""
+    """Clients that train the submodel `spec`.
+
+    `reference` is for their limits; None for none. If it is `whole`, single updates are returned.
+    """
 
     spec: str
     clients: Sequence[Client]
     reference: Reference | None = None
+    whole: bool = False
 
     @property
     def is_new_kind(self) -> bool:
@@ -189,7 +193,7 @@ class ChunkTrainer:
                 update = limited_update(update, limits, model, policy)
                 if (limited := limits.limited[-1]) is not None:
                     result.limited[client.number] = limited
-            if policy.rule == "mean" and not chunk.is_new_kind:
+            if policy.rule == "mean" and not chunk.is_new_kind and not chunk.whole:
                 aggregation.add(*update)
             else:
                 result.updates[client.number] = update

@@ -66,6 +66,7 @@ def metrics(result: RoundResult) -> dict[str, float]:
     figures = msgspec.structs.asdict(result)
     del figures["round"], figures["devices"], figures["held_out"]
     figures["hostile"] = None if result.hostile is None else len(result.hostile)
+    figures["left_out"] = None if result.left_out is None else len(result.left_out)
     figures["limited"] = None if result.limited is None else len(result.limited)
     if result.held_out is not None:
         figures |= {key: getattr(result.held_out, key) for key in ERRORS}

@@ -48,7 +48,7 @@ NEWER_OF_CLIENTS = {
     key: SimulationTable.model_fields[key].default for key in ("away", "day_s", "hostile")
 }
 """The same for the table [simulation]."""
-NEWER_OF_AGGREGATION = {**asdict(AggregationPolicy()), "bounds": False}
+NEWER_OF_AGGREGATION = {**asdict(AggregationPolicy()), "bounds": False, "judge": False}
 """The same for the table [aggregation]."""
 LOSS_CODE = "loss_code"
 """The setting that says what the user's own loss computes."""
@@ -88,6 +88,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         hostile: The numbers of the hostile clients whose updates are in the model; None if no
             client of the federation is hostile.
         limited: What was limited of an update, by the client's number; None without limits.
+        left_out: Why the judge left out an update, by the client's number; None without a judge.
         backdoor: With the attack `backdoor`: the share of held-out samples of other classes that
             the model takes for the attackers' class when they have the trigger.
     """
@@ -114,6 +115,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     hostile: list[int] | None = None
     backdoor: float | None = None
     limited: dict[str, Limited] | None = None
+    left_out: dict[str, str] | None = None
 
     @property
     def quality(self) -> float:

@@ -14,6 +14,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.model_judge import Bar, Quality
 from toolkit.aggregation.partial import decode_partial
 from toolkit.aggregation.reference import Reference
 from toolkit.aggregation.rule_aggregation import RuleAggregation, new_aggregation
@@ -30,6 +31,7 @@ from toolkit.simulation.attacks.hostile_clients import (
 )
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
+from toolkit.simulation.client_judge import MODELS, ClientJudge
 from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.client_selection import Choices, ClientSelection
 from toolkit.simulation.engines.engine import Engine
@@ -126,6 +128,7 @@ class Simulation:
         # other state in memory, such as subspaces of factorizations, must not matter.
         model = self.federation.save()
         self.federation.load(model)
+        bar = self.bar(model)
         turnout = self.turnout(round_)
         trained = _Round(self, round_)
         for version, clients in turnout.by_version(round_ - 1):
@@ -134,7 +137,8 @@ class Simulation:
             raise UpdateError(DIVERGED, code="update.diverged")
         lost = (*turnout.failed, *turnout.late, *turnout.not_needed)
         trained.bytes_down += sum(self.federation.submodel(spec).bytes for _, spec in lost)
-        evaluation = trained.evaluated()
+        evaluation, left_out = self.judged(engine, trained, model, turnout, bar)
+        outside = {*trained.diverged, *map(int, left_out or ())}
         result = RoundResult(
             round=round_,
             accuracy=evaluation.accuracy,
@@ -142,16 +146,17 @@ class Simulation:
             held_out=evaluation.figures,
             devices=trained.federated_evaluation(),
             local_accuracy=trained.correct / trained.judged if trained.judged else None,
-            clients=len(turnout.present) - len(trained.diverged),
+            clients=len(turnout.present) - len(outside),
             diverged=len(trained.diverged),
             failed=len(turnout.failed),
             late=len(turnout.late),
             not_needed=len(turnout.not_needed),
             away=len(turnout.away),
             simulated_s=turnout.simulated_s,
-            hostile=self.hostile_updates(turnout, trained.diverged),
+            hostile=self.hostile_updates(turnout, outside),
             backdoor=self.backdoor_success(),
             limited=None if trained.limits is None else limited_clients(trained.limits.limited),
+            left_out=left_out,
             memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
             bytes_down=trained.bytes_down,
@@ -162,6 +167,48 @@ class Simulation:
         self.folder.finish_round(result, self.federation.save(), reference)
         for observe in self.observers:
             observe(result)
+
+    def bar(self, before: bytes) -> Bar | None:
+        """The bar for the new model, whose clients train from `before`.
+
+        None if nobody judges: in asynchronous rounds, and with a baseline.
+        """
+        policy, baseline = self.federation.policy, self.config.simulation.baseline
+        if not policy.judge or self.timetable is not None or baseline is not None:
+            return None
+        known = [Quality(result.accuracy, result.loss) for result in self.folder.history]
+        if not known:
+            first = self.federation.evaluation(*self.held_out)
+            known = [Quality(first.accuracy, first.loss)]
+            self.federation.load(before)  # the evaluation may take statistics
+        return Bar.of(known[0], known[-MODELS:], len(self.held_out[1]))
+
+    def judged(
+        self,
+        engine: Engine,
+        trained: "_Round",
+        before: bytes,
+        turnout: Turnout,
+        bar: Bar | None,
+    ) -> tuple[Evaluation, dict[str, str] | None]:
+        """The evaluation of the new model, and which updates the judge left out, with the reasons.
+
+        None without a bar. `before` is the model that the clients trained from.
+        """
+        whole = trained.evaluated()
+        if bar is None or not bar.is_missed(whole):
+            return whole, None if bar is None else {}
+        logger.info("Round %d: the quality falls; updates are left out.", trained.number)
+        reference = None if trained.limits is None else trained.limits.reference
+        limited = {} if trained.limits is None else trained.limits.limited
+        chunks = self.chunks(turnout.present, reference, whole=True)
+        again = engine.map(trained.number, before, chunks)
+        judge = ClientJudge(self.federation, before, self.held_out, bar, limited)
+        evaluation, left_out = judge.judge(whole, again)
+        for client, reason in left_out.items():
+            limited.pop(int(client), None)
+            logger.warning("Client %s is left out of round %d: %s", client, trained.number, reason)
+        return evaluation, left_out
 
     def turnout(self, round_: int) -> Turnout:
         """The clients of `round_`."""
@@ -209,11 +256,15 @@ class Simulation:
         return None if samples is None else self.federation.evaluation(*samples).accuracy
 
     def chunks(
-        self, chosen: Sequence[tuple[int, str]], reference: Reference | None
+        self,
+        chosen: Sequence[tuple[int, str]],
+        reference: Reference | None,
+        whole: bool = False,
     ) -> Iterator[Chunk]:
         """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
 
         A client's data are loaded only when its chunk is yielded. `reference` is for their limits.
+        If `whole`, the chunks return single updates.
         """
         kinds: dict[str, dict[int, int]] = {}
         for client, spec in chosen:
@@ -222,7 +273,7 @@ class Simulation:
             submodel = self.federation.submodel(spec)
             for clients in shared_out(samples, submodel, self.config.training):
                 own = [self.client(number, spec) for number in clients]
-                yield Chunk(spec, own, reference)
+                yield Chunk(spec, own, reference, whole)
 
     def client(self, number: int, spec: str) -> Client:
         """The client `number` in its state before the round, in which it trains `spec`."""

@@ -16,9 +16,8 @@ from device_agent.formats.update import write_update
 from hostile_fleet import HostileFleet
 from operators import coordinator_of, enrolled
 from toolkit.aggregation.aggregate import aggregate
-from toolkit.aggregation.model_judge import Bar
+from toolkit.aggregation.model_judge import JUDGED, Bar
 from toolkit.coordinator.closing.central_judge import JUDGE, bar_of, pause_judged, rounds_judged
-from toolkit.coordinator.closing.round_aggregation import JUDGED
 from toolkit.coordinator.coordinator import restore
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store

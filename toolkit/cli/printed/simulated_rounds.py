@@ -53,6 +53,7 @@ def _lost(result: "RoundResult") -> str:
         "late": result.late,
         "not needed": result.not_needed,
         "diverged": result.diverged,
+        "left out": len(result.left_out or ()),
         "limited": len(result.limited or ()),
     }
     text = ", ".join(f"{number} {what}" for what, number in numbers.items() if number)

@@ -8,8 +8,8 @@ are needed.
 from collections.abc import Mapping, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
-from toolkit.aggregation.model_judge import Bar, Quality
-from toolkit.coordinator.closing.round_aggregation import JUDGED, Samples
+from toolkit.aggregation.model_judge import JUDGED, Bar, Quality
+from toolkit.coordinator.closing.round_aggregation import Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.operator_log import BY_JUDGE
 

@@ -16,7 +16,7 @@ from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
-from toolkit.aggregation.model_judge import Bar, Judged, harmful
+from toolkit.aggregation.model_judge import Bar, harmful, judged_text
 from toolkit.aggregation.reference import Figures, RoundLimits
 from toolkit.aggregation.update_bounds import (
     LIMIT,
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 Samples = tuple[np.ndarray, np.ndarray]
 """Samples and labels."""
-JUDGED = "without it the model is better on the held-out samples"
-"""The reason why an update was left out begins with it if the new model was judged."""
 LOST_VERSION = "the model that it was trained from is not kept any more"
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
 
@@ -219,9 +217,7 @@ class RoundAggregation:
         self._fold([device for device in devices if device not in found])
         assert self.quality is not None
         for device in found:
-            self.left_out[device] = (
-                f"{JUDGED}: {quality_text(self.quality)} in place of {quality_text(whole)}"
-            )
+            self.left_out[device] = judged_text(self.quality, whole)
 
     def _most_limited_first(self, device: str) -> tuple[float, str, str]:
         """Sort the updates so that those that may be harmful together are neighbours."""
@@ -381,10 +377,3 @@ class RoundAggregation:
         data = self._store.model()
         assert data is not None
         self._model.load(data)
-
-
-def quality_text(quality: Judged) -> str:
-    """The accuracy, or the loss of a regression."""
-    if quality.accuracy is None:
-        return f"loss {quality.loss:.4g}"
-    return f"accuracy {quality.accuracy:.4f}"

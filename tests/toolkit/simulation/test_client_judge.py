@@ -1,0 +1,90 @@
+"""Simulated clients whose updates spoil the model are left out, as in `serve`, in every engine."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models_for_tests import CLASSES, INPUT_SHAPE
+from simulated_runs import Elsewhere, outcome
+from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.model_judge import JUDGED
+from toolkit.simulation import simulate
+from toolkit.simulation.chunks import ChunkTrainer
+from toolkit.simulation.results import RunFolder
+from toolkit.simulation.simulation_config import load_simulation
+
+CLIENTS = 6
+
+
+@pytest.fixture
+def file(tmp_path: Path, seed: int) -> Path:
+    draw = np.random.default_rng(seed)
+    y = draw.integers(CLASSES, size=150)
+    x = draw.normal(size=(150, *INPUT_SHAPE)) + 2 * y[:, None, None, None]
+    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y)
+    (tmp_path / "fleet.toml").write_text(
+        f"""
+        model = "models_for_tests:smooth_cnn"
+        input_shape = {list(INPUT_SHAPE)}
+        rounds = 2
+        [training]
+        batch_size = 8
+        [aggregation]
+        bounds = false
+        [simulation]
+        data = "data.npz"
+        seed = {seed % 1000}
+        hostile = {{attack = "sign-flip", count = 2, strength = 200}}
+        [[devices]]
+        name = "one"
+        submodel = "full"
+        count = {CLIENTS}"""
+    )
+    return tmp_path / "fleet.toml"
+
+
+def test_the_model_is_that_of_the_honest_clients(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: dict[tuple[int, int], Received] = {}
+    train = ChunkTrainer._update
+
+    def training(self: ChunkTrainer, spec: str, client: object, result: object) -> Received:
+        update = train(self, spec, client, result)  # type: ignore[arg-type]
+        sent[self.round, client.number] = update  # type: ignore[attr-defined]
+        return update
+
+    first = simulate.prepare(load_simulation(file), RunFolder(tmp_path / "new"))
+    monkeypatch.setattr(ChunkTrainer, "_update", training)
+    history = simulate.simulate(file, tmp_path / "out")
+    liars = {str(client) for client in first.hostile}
+    model = first.federation.model
+    for result in history:
+        assert result.left_out is not None
+        assert result.left_out.keys() == liars
+        assert all(reason.startswith(JUDGED) for reason in result.left_out.values())
+        assert (result.clients, result.hostile) == (CLIENTS - 2, [])
+        honest = [u for (r, n), u in sent.items() if r == result.round and str(n) not in liars]
+        model = aggregate(model, honest, AggregationPolicy())
+    first.federation.load((tmp_path / "out" / "global.safetensors").read_bytes())
+    for name, value in first.federation.model.tensors.items():
+        torch.testing.assert_close(value, model.tensors[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_judge_is_the_same_in_every_engine_and_after_a_restart(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = simulate.simulate(file, tmp_path / "here")
+    monkeypatch.setattr(simulate, "Processes", lambda setup, workers: Elsewhere(setup))
+    for rounds in (1, 2):
+        came = simulate.simulate(file, tmp_path / "elsewhere", rounds=rounds, workers=2)
+    assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
+
+
+def test_without_the_judge_hostile_updates_count(file: Path, tmp_path: Path) -> None:
+    file.write_text(file.read_text().replace("bounds = false", "bounds = false\njudge = false"))
+    (result,) = simulate.simulate(file, tmp_path / "out", rounds=1)
+    assert (result.left_out, result.clients) == (None, CLIENTS)

@@ -1,0 +1,84 @@
+"""The judge of a simulated round's model; see `toolkit/aggregation/model_judge.py`.
+
+Workers return sums, not single updates. If the judge needs these, the clients train once more: the
+seed makes their updates the same.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_agent.formats.protocol.fleet import Limited
+from profiles.errors import EdgeTailorError
+from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.model_judge import Bar, harmful, judged_text
+from toolkit.aggregation.rule_aggregation import new_aggregation
+from toolkit.evaluation_sums import Evaluation
+from toolkit.simulation.chunks import TrainedChunk
+from toolkit.simulation.update_files import UpdateFiles
+
+MODELS = 3
+"""The bar is the best quality of this many last models, as in `serve`."""
+
+
+@dataclass
+class ClientJudge:
+    """Finds the clients whose updates make the model of a round miss `bar`.
+
+    Attributes:
+        federation: The global model, with all updates in it.
+        before: The model that the clients trained from, as bytes of `Federation.save`.
+        held_out: Samples and labels.
+        bar: What the new model must not miss.
+        limited: What was limited of an update, by client.
+    """
+
+    federation: Federation
+    before: bytes
+    held_out: tuple[np.ndarray, np.ndarray]
+    bar: Bar
+    limited: Mapping[int, Limited]
+
+    def judge(
+        self, whole: Evaluation, trained_again: Iterable[TrainedChunk]
+    ) -> tuple[Evaluation, dict[str, str]]:
+        """Make the model without the updates that make it worse.
+
+        Args:
+            whole: The evaluation of the model with all updates.
+            trained_again: The same trainings, with single updates within their limits.
+
+        Returns:
+            The evaluation of the new model, and by client why its update was left out.
+        """
+        files = UpdateFiles()
+        for chunk in trained_again:
+            for client, update in chunk.updates.items():
+                files.add(client, update)
+
+        def evaluated(out: Collection[str]) -> Evaluation:
+            self.federation.load(self.before)
+            aggregation = new_aggregation(self.federation.model, self.federation.policy)
+            for client, update in files.read():
+                if str(client) not in out:
+                    aggregation.add(*update)
+            if aggregation.updates:
+                self.federation.take(aggregation)
+            return self.federation.evaluation(*self.held_out)
+
+        def is_good(out: Collection[str]) -> bool:
+            try:
+                return not self.bar.is_missed(evaluated(out), share=0.5)
+            except EdgeTailorError:
+                return False
+
+        clients = sorted(files.clients, key=self._most_limited_first)
+        found = harmful([str(client) for client in clients], is_good)
+        new = evaluated(found)
+        files.remove()
+        return new, dict.fromkeys(found, judged_text(new, whole))
+
+    def _most_limited_first(self, client: int) -> tuple[float, int]:
+        limited = self.limited.get(client)
+        return -1.0 if limited is None else -limited.times, client
