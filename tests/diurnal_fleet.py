@@ -100,8 +100,16 @@ class Coordinator:
         self._process.kill()
         self._process.join()
 
+    @property
+    def ended(self) -> int:
+        """The number of the last round that has ended; -1 before round 0."""
+        return max((one.number for one in self.rounds()), default=-1)
+
     def rounds(self) -> list[Round]:
-        """The rounds that have ended, as the log shows them."""
+        """The rounds that have ended, as the log shows them.
+
+        A round is missing if the coordinator was killed just before it logged its end.
+        """
         said = self.log.read_text() if self.log.exists() else ""
         return [
             Round(int(number), float(ended), float(accuracy), int(updates))
@@ -151,6 +159,7 @@ class DiurnalFleet:
         counts: How many updates were `sent`, `refused` or `dropped`, and how many connections
             `failed`.
         begun: When the fleet begins, in seconds of the monotonic clock.
+        is_over: Whether the devices give up, as `asyncio.wait_for` may lose their cancellation.
     """
 
     url: str
@@ -158,6 +167,7 @@ class DiurnalFleet:
     habits: Habits
     train: Train
     counts: Counter[str] = field(default_factory=Counter)
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         habits, devices = self.habits, len(self.secrets)
@@ -229,7 +239,7 @@ class DiurnalFleet:
         self, number: int, method: str, path: str, body: bytes = b""
     ) -> tuple[int, bytes]:
         """Send a request until an answer comes, as an agent does. 503 is none."""
-        while True:
+        while not self.is_over:
             try:
                 if number not in self._links:
                     address = urlsplit(self.url)
@@ -242,3 +252,4 @@ class DiurnalFleet:
                 self.counts["failed"] += 1
                 self._links.pop(number, None)
             await asyncio.sleep(RETRY_S)
+        raise asyncio.CancelledError

@@ -130,12 +130,17 @@ class Waiting:
         link: Link | None = None
         while True:
             try:
-                if link is None or link.reader.at_eof():
+                if link is not None and link.reader.at_eof():
+                    link.writer.close()
+                    link = None
+                if link is None:
                     opened = await asyncio.open_connection(address.hostname, address.port)
                     link = Link(*opened, address.netloc, secret)
                     self.connections += 1
                 _, body = await link.ask("GET", "/work")
             except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+                if link is not None:
+                    link.writer.close()
                 link = None
                 continue
             answer = json.loads(body)

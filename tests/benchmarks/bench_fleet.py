@@ -192,7 +192,7 @@ def written(folder: Path, mode: Mode, trainer: Trainer, port: int) -> Path:
 
 async def ended(coordinator: Coordinator, round_: int) -> None:
     """Wait until `round_` has ended."""
-    while len(coordinator.rounds()) <= round_:
+    while coordinator.ended < round_:
         await asyncio.sleep(0.1)
 
 
@@ -221,7 +221,9 @@ async def lived(folder: Path, name: str, faults: bool, seed: int) -> Life:
             await asyncio.to_thread(coordinator.kill)
             coordinator.start()
         await ended(coordinator, mode.rounds)
+        fleet.is_over = True
         life.cancel()
+        await asyncio.wait([life])
         return Life(name, faults, began, coordinator.rounds(), fleet.counts)
 
 

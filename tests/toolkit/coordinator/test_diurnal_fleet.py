@@ -39,7 +39,7 @@ async def live(fleet: DiurnalFleet, folder: Path, kill_after: int) -> list[int]:
     """How many updates each round took; the coordinator is killed once, in an open round."""
     with running(folder / "fleet.toml", serve, SPEED) as coordinator:
         life = asyncio.create_task(fleet.run())
-        while len(coordinator.rounds()) <= kill_after:
+        while coordinator.ended < kill_after:
             await asyncio.sleep(0.02)
             assert not life.done()
         await asyncio.to_thread(coordinator.kill)
