@@ -59,7 +59,7 @@ def test_a_page_that_gets_no_answer_uses_the_secret_that_the_coordinator_has_tak
             if cut:
                 break
         assert cut == [204]
-        phone.page.context.unroute("**/v1/secret")
+        phone.page.context.unroute_all(behavior="wait")
         phone.reloaded()  # a page that was training goes on
         phone.wait_for("finished")
         known = phone.stored("device")
