@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from toolkit.aggregation.aggregate import aggregate as aggregate
     from toolkit.aggregation.aggregation_policy import AggregationPolicy as AggregationPolicy
     from toolkit.aggregation.federation import Federation as Federation
-    from toolkit.aggregation.partial import read_partial as read_partial
-    from toolkit.aggregation.partial import write_partial as write_partial
+    from toolkit.aggregation.partial_aggregates.partial import read_partial as read_partial
+    from toolkit.aggregation.partial_aggregates.partial import write_partial as write_partial
     from toolkit.aggregation.recover import recover as recover
     from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
     from toolkit.deployment.deploy import Deployed as Deployed
@@ -76,14 +76,14 @@ HOMES = {
     "pack_inputs": "exporters.recording.inputs.packed_inputs",
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",
-    "read_partial": "toolkit.aggregation.partial",
+    "read_partial": "toolkit.aggregation.partial_aggregates.partial",
     "read_update": "device_agent.formats.update",
     "recover": "toolkit.aggregation.recover",
     "set_input_range": "exporters.recording.inputs.input_ranges",
     "simulate": "toolkit.simulation.simulate",
     "split": "toolkit.splitting",
     "train": "device_agent.training.standalone_training",
-    "write_partial": "toolkit.aggregation.partial",
+    "write_partial": "toolkit.aggregation.partial_aggregates.partial",
 }
 """The module of each public name. If the name there is another, it follows after a colon."""
 

@@ -42,8 +42,8 @@ from device_agent.formats.update import (
     write_update,
 )
 from device_agent.training.bundle_training import forget
-from toolkit.aggregation.reference import Figures
-from toolkit.aggregation.update_bounds import Scale
+from toolkit.aggregation.limits.reference import Figures
+from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig

@@ -15,13 +15,13 @@ from torch import Tensor
 from profiles.errors import InputError
 from profiles.progress import Report, silent
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.limits.reference import RoundLimits
+from toolkit.aggregation.limits.update_limits import within_limits
 from toolkit.aggregation.recover import Received as Received
 from toolkit.aggregation.recover import RecoveredUpdate, recover_checked
-from toolkit.aggregation.reference import RoundLimits
-from toolkit.aggregation.rule_aggregation import new_aggregation
+from toolkit.aggregation.rules.rule_aggregation import new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
 from toolkit.aggregation.running_aggregation import no_update
-from toolkit.aggregation.update_limits import within_limits
 from toolkit.aggregation.update_validation import check_update
 from toolkit.submodels.global_model import GlobalModel
 

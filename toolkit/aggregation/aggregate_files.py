@@ -11,8 +11,8 @@ from profiles.errors import InputError, UpdateError
 from profiles.progress import Report, silent
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.reference import Reference, RoundLimits
-from toolkit.aggregation.update_limits import figures
+from toolkit.aggregation.limits.reference import Reference, RoundLimits
+from toolkit.aggregation.limits.update_limits import figures
 from toolkit.aggregation.update_validation import check_update
 from toolkit.submodels import global_model
 from toolkit.submodels.global_model import GlobalModel

@@ -26,13 +26,13 @@ from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.reference import Figures, RoundLimits
-from toolkit.aggregation.rule_aggregation import RuleAggregation
+from toolkit.aggregation.limits.reference import Figures, RoundLimits
+from toolkit.aggregation.limits.update_bounds import Scale
+from toolkit.aggregation.limits.update_limits import figures, within_limits
+from toolkit.aggregation.limits.update_scales import scales
+from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
-from toolkit.aggregation.update_bounds import Scale
-from toolkit.aggregation.update_limits import figures, within_limits
-from toolkit.aggregation.update_scales import scales
 from toolkit.aggregation.update_validation import check_update, is_variance
 from toolkit.evaluation_sums import Evaluation
 from toolkit.families import recovering_family

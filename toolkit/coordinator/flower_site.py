@@ -24,11 +24,11 @@ from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.partial import encode_partial
-from toolkit.aggregation.reference import Figures, RoundLimits
+from toolkit.aggregation.limits.reference import Figures, RoundLimits
+from toolkit.aggregation.limits.update_bounds import Scale
+from toolkit.aggregation.limits.update_limits import within_limits
+from toolkit.aggregation.partial_aggregates.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.aggregation.update_bounds import Scale
-from toolkit.aggregation.update_limits import within_limits
 from toolkit.evaluation_sums import Evaluation
 from toolkit.submodels.global_model import from_bytes
 

@@ -16,7 +16,7 @@ from device_agent.formats.update import UpdateRecord
 from profiles.errors import InputError
 from profiles.json_decoding import decode_json
 from profiles.text_formatting import counted
-from toolkit.aggregation.update_bounds import most_samples
+from toolkit.aggregation.limits.update_bounds import most_samples
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.storage.blobs import Blobs
 from toolkit.coordinator.storage.recoverable import FILES

@@ -18,8 +18,8 @@ from flwr.serverapp.strategy import Strategy
 
 from profiles.errors import UpdateError
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.partial import decode_partial
-from toolkit.aggregation.partial_record import RECORD, TENSORS
+from toolkit.aggregation.partial_aggregates.partial import decode_partial
+from toolkit.aggregation.partial_aggregates.partial_record import RECORD, TENSORS
 from toolkit.aggregation.running_aggregation import Aggregation
 
 logger = logging.getLogger(__name__)

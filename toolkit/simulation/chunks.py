@@ -16,10 +16,10 @@ from device_agent.training.batching import round_seed
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.partial import encode_partial
-from toolkit.aggregation.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.limits.update_limits import limited_update
+from toolkit.aggregation.partial_aggregates.partial import encode_partial
 from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.aggregation.update_limits import limited_update
 from toolkit.aggregation.update_validation import check_update
 from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.attacks.hostile_clients import HostileTraining, Known

@@ -13,7 +13,7 @@ from device_agent.formats.protocol.fleet import Limited
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.model_judge import Bar, harmful, judged_text
-from toolkit.aggregation.rule_aggregation import new_aggregation
+from toolkit.aggregation.rules.rule_aggregation import new_aggregation
 from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.chunks import TrainedChunk
 from toolkit.simulation.update_files import UpdateFiles

@@ -1,4 +1,4 @@
-"""The limits of a simulated round's updates; see `toolkit/aggregation/update_limits.py`.
+"""The limits of a simulated round's updates; see `toolkit/aggregation/limits/update_limits.py`.
 
 Workers limit the updates of kinds that earlier rounds had. Updates of a new kind need the figures
 of the whole round, so workers return them, and they are limited here.
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from device_agent.formats.protocol.fleet import Limited
 from toolkit.aggregation.aggregate import Received
-from toolkit.aggregation.reference import Figures, Reference, RoundLimits
-from toolkit.aggregation.rule_aggregation import RuleAggregation
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.limits.update_limits import figures, limited_update
+from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
 from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.aggregation.update_limits import figures, limited_update
 from toolkit.simulation.update_files import UpdateFiles
 
 

@@ -24,7 +24,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.reference import Reference
+from toolkit.aggregation.limits.reference import Reference
 from toolkit.coordinator.federation_file.federation_config import FederationConfig
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import EvaluationTable

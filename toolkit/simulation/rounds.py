@@ -14,10 +14,10 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.limits.reference import Reference
 from toolkit.aggregation.model_judge import Bar, Quality
-from toolkit.aggregation.partial import decode_partial
-from toolkit.aggregation.reference import Reference
-from toolkit.aggregation.rule_aggregation import RuleAggregation, new_aggregation
+from toolkit.aggregation.partial_aggregates.partial import decode_partial
+from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early

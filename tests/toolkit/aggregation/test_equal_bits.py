@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from toolkit.aggregation.aggregate import Aggregation, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.partial import decode_partial, encode_partial
+from toolkit.aggregation.partial_aggregates.partial import decode_partial, encode_partial
 from toolkit.aggregation.weighted_mean import Mean
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.tensor_slices import TensorSlice

@@ -14,7 +14,7 @@ from refusals import refused
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.partial import decode_partial, encode_partial
+from toolkit.aggregation.partial_aggregates.partial import decode_partial, encode_partial
 from toolkit.aggregation.recover import recover
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale, merge_stale

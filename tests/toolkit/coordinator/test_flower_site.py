@@ -11,7 +11,7 @@ from edgetailor import Aggregation, TrainingConfig
 from models_for_tests import INPUT_SHAPE
 from refusals import refused
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.partial import decode_partial
+from toolkit.aggregation.partial_aggregates.partial import decode_partial
 from toolkit.coordinator.flower_site import SiteModel, SiteTask, give_task, partial_for
 from updates import drawn_updates
 

@@ -15,7 +15,7 @@ from device_agent.formats.protocol.fleet import Limited, RoundResult
 from device_agent.formats.update import MOST_SAMPLES
 from hostile_fleet import HostileFleet
 from operator_pages import built_files, log_in
-from toolkit.aggregation.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.coordinator.rounds.limited_devices import (
     limited_note,
     limits_text,

@@ -11,7 +11,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.formats.protocol.fleet import LEFT_OUT
 from device_agent.formats.protocol.rounds import SubmodelFailure
 from device_agent.formats.update import UpdateRecord, write_update
-from toolkit.aggregation.update_bounds import Scale
+from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.server import Server
 from vector_fleet import (

@@ -11,8 +11,8 @@ import torch
 from models_for_tests import CLASSES, INPUT_SHAPE
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
-from toolkit.aggregation.reference import Reference, RoundLimits
-from toolkit.aggregation.update_limits import figures
+from toolkit.aggregation.limits.reference import Reference, RoundLimits
+from toolkit.aggregation.limits.update_limits import figures
 from toolkit.simulation import simulate
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.results import RunFolder

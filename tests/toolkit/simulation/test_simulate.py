@@ -20,7 +20,7 @@ from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import long_one
 from refusals import refused
-from toolkit.aggregation.reference import Reference
+from toolkit.aggregation.limits.reference import Reference
 from toolkit.simulation import results
 from toolkit.simulation import simulate as simulation
 from toolkit.simulation.results import RoundResult

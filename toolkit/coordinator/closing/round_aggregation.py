@@ -16,9 +16,8 @@ from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
-from toolkit.aggregation.model_judge import Bar, harmful, judged_text
-from toolkit.aggregation.reference import Figures, RoundLimits
-from toolkit.aggregation.update_bounds import (
+from toolkit.aggregation.limits.reference import Figures, RoundLimits
+from toolkit.aggregation.limits.update_bounds import (
     LIMIT,
     SUSPICIOUS,
     Excess,
@@ -26,6 +25,7 @@ from toolkit.aggregation.update_bounds import (
     excesses,
     most_samples,
 )
+from toolkit.aggregation.model_judge import Bar, harmful, judged_text
 from toolkit.coordinator.database.suspicions import Suspect
 from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -104,8 +104,8 @@ class RoundAggregation:
     An update is left out if it is damaged or far beyond its bounds. An update is also left out if
     the aggregated model cannot predict or train with this update. If every update is left out, the
     model stays as it was. If `bounded`, the other updates are limited; see
-    `toolkit/aggregation/update_limits.py`. If the new model misses `bar`, updates are left out
-    without which it does not; see `toolkit/aggregation/model_judge.py`.
+    `toolkit/aggregation/limits/update_limits.py`. If the new model misses `bar`, updates are left
+    out without which it does not; see `toolkit/aggregation/model_judge.py`.
 
     Attributes:
         left_out: Maps a device to the reason why its update was left out.

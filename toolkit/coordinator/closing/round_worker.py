@@ -17,7 +17,7 @@ from device_agent.formats.protocol.fleet import (
 )
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
-from toolkit.aggregation.reference import Reference
+from toolkit.aggregation.limits.reference import Reference
 from toolkit.coordinator.closing.central_judge import bar_of, pause_judged
 from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room

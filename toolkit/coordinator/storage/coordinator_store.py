@@ -22,7 +22,7 @@ from device_agent.formats.protocol.fleet import (
 )
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import InputError
-from toolkit.aggregation.reference import Reference
+from toolkit.aggregation.limits.reference import Reference
 from toolkit.coordinator.database import final_evaluation, open_round, schema
 from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.database.device_registry import Registry

@@ -15,7 +15,7 @@ from refusals import refused
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.rule_aggregation import RuleAggregation
+from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
 from toolkit.cli.printed.comparison_table import show_comparison
 from toolkit.simulation import chunks, simulate
 from toolkit.simulation.attacks.attack_table import ATTACKS

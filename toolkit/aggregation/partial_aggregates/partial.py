@@ -16,7 +16,7 @@ from device_agent.formats.manifest import encode
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.factor_mean import FactorMean
-from toolkit.aggregation.partial_record import (
+from toolkit.aggregation.partial_aggregates.partial_record import (
     RECORD,
     TENSORS,
     FactorsEntry,
@@ -25,8 +25,14 @@ from toolkit.aggregation.partial_record import (
     SumEntry,
     decode_partial_record,
 )
-from toolkit.aggregation.partial_sums import HIGH, LOW, check_sum, held_sums, read_sums
-from toolkit.aggregation.partial_validation import check_record, check_sizes
+from toolkit.aggregation.partial_aggregates.partial_sums import (
+    HIGH,
+    LOW,
+    check_sum,
+    held_sums,
+    read_sums,
+)
+from toolkit.aggregation.partial_aggregates.partial_validation import check_record, check_sizes
 from toolkit.aggregation.running_aggregation import Aggregation, no_update
 from toolkit.aggregation.running_sum import RunningSum
 from toolkit.aggregation.update_weights import UpdateWeights

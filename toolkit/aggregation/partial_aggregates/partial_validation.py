@@ -12,7 +12,7 @@ from device_agent.formats.update import MOST_SAMPLES
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.batch_counters import COUNTER, MOST_BATCHES
-from toolkit.aggregation.partial_record import (
+from toolkit.aggregation.partial_aggregates.partial_record import (
     RECORD,
     TENSORS,
     FactorsEntry,

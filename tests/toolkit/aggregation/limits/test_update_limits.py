@@ -16,8 +16,8 @@ from models_for_tests import INPUT_SHAPE
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.reference import Figures, Reference, RoundLimits
-from toolkit.aggregation.update_limits import figures, limited_update
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.limits.update_limits import figures, limited_update
 from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig

@@ -15,11 +15,11 @@ from hypothesis.extra import numpy as arrays_of
 
 from device_agent.formats.manifest import TensorEntry
 from refusals import refused
-from toolkit.aggregation import spooled_changes
 from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Rule
-from toolkit.aggregation.element_rules import Distances, krum_choice, mean, trimmed_mean
-from toolkit.aggregation.spooled_changes import SpooledChanges
+from toolkit.aggregation.rules import spooled_changes
+from toolkit.aggregation.rules.element_rules import Distances, krum_choice, mean, trimmed_mean
+from toolkit.aggregation.rules.spooled_changes import SpooledChanges
 from toolkit.submodels.global_model import GlobalModel
 from updates import (
     NARROW,

@@ -18,8 +18,8 @@ from device_agent.formats.atomic_files import fingerprint
 from edgetailor import Aggregation, AggregationPolicy, GlobalModel, read_partial, write_partial
 from profiles.errors import EdgeTailorError
 from refusals import refused
-from toolkit.aggregation.partial import decode_partial, encode_partial
-from toolkit.aggregation.partial_record import RECORD, TENSORS
+from toolkit.aggregation.partial_aggregates.partial import decode_partial, encode_partial
+from toolkit.aggregation.partial_aggregates.partial_record import RECORD, TENSORS
 from updates import entry, numbers, record_of
 
 Array = np.ndarray

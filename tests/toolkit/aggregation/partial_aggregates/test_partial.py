@@ -32,8 +32,8 @@ from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
-from toolkit.aggregation.partial import decode_partial, encode_partial
-from toolkit.aggregation.partial_record import RECORD, TENSORS
+from toolkit.aggregation.partial_aggregates.partial import decode_partial, encode_partial
+from toolkit.aggregation.partial_aggregates.partial_record import RECORD, TENSORS
 from toolkit.submodels import global_model
 from toolkit.submodels.round_window import in_round
 from toolkit.submodels.submodel import Submodel

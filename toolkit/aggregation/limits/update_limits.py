@@ -28,8 +28,8 @@ from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.protocol.fleet import Limited
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.recover import Received, as_tensors
-from toolkit.aggregation.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.update_validation import is_statistic, is_variance
 from toolkit.families import recovering_family
 from toolkit.submodels.family import Family

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
+from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.aggregation.recover import Received, as_tensors
-from toolkit.aggregation.update_bounds import Scale
 from toolkit.aggregation.update_validation import is_statistic, is_variance
 from toolkit.families import recovering_family
 from toolkit.submodels.global_model import GlobalModel

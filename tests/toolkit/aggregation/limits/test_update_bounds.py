@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.aggregation.update_bounds import LIMIT, LOOSE, Scale, Scales, excesses, most_samples
+from toolkit.aggregation.limits.update_bounds import (
+    LIMIT,
+    LOOSE,
+    Scale,
+    Scales,
+    excesses,
+    most_samples,
+)
 
 numbers = st.floats(0, 1e38)
 hostile = st.one_of(numbers, st.just(math.inf))

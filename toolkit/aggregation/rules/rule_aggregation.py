@@ -23,11 +23,11 @@ from torch import Tensor
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.element_rules import Distances, krum_choice, mean, trimmed_mean
 from toolkit.aggregation.factor_mean import check_factors
 from toolkit.aggregation.recover import as_tensors
+from toolkit.aggregation.rules.element_rules import Distances, krum_choice, mean, trimmed_mean
+from toolkit.aggregation.rules.spooled_changes import SpooledChanges
 from toolkit.aggregation.running_aggregation import Aggregation, no_update
-from toolkit.aggregation.spooled_changes import SpooledChanges
 from toolkit.aggregation.update_validation import check_update, is_statistic
 from toolkit.aggregation.weighted_mean import Mean
 from toolkit.families import recovering_family

@@ -1,0 +1,1 @@
+"""Limits on each update, which follow from the updates of earlier rounds."""
