@@ -11,6 +11,9 @@ The limits follow from a `Reference`, the medians of earlier rounds:
     mean        within (STATISTIC + m) standard deviations of r
     variance    within a factor of STATISTIC exp(m) of r
 
+If a change is FAR times its limit, the update's statistics describe activations that no other
+device has. Then the received statistics take their place.
+
 An update within its limits is not changed, bit for bit. So updates can be added one by one, and
 the limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
 takes the medians of its own updates.
@@ -25,7 +28,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
-from device_agent.formats.protocol.fleet import Limited
+from device_agent.formats.protocol.fleet import FAR, Limited
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
@@ -182,6 +185,7 @@ def limited_update(
     """
     record, arrays = update
     times: dict[str, float] = {}
+    statistics: list[Change] = []
 
     def sizes() -> Iterator[tuple[Change, float]]:
         nonlocal record, arrays
@@ -191,9 +195,14 @@ def limited_update(
             if size > limit and size > (limit := max(limit, change.harmless())):
                 record, arrays = _replaced(record, arrays, change, change.within(limit, size))
                 times[change.key] = size / limit
+            if type(change) is not Change:
+                statistics.append(change)
             yield change, min(size, limit)
 
     figures = _figures(record, sizes())
+    if any(own > FAR for key, own in times.items() if key in figures.changes):
+        for change in statistics:
+            record, arrays = _replaced(record, arrays, change, change.old)
     most = limits.reference.most_samples(record.submodel)
     if policy.weights == "samples" and most is not None and record.samples > most:
         record, figures = replace(record, samples=most), replace(figures, samples=most)

@@ -188,6 +188,21 @@ def test_statistics_stay_within_their_factor(seed: int) -> None:
     assert limits.limited[0].tensors == 2
 
 
+@pytest.mark.parametrize("times", [2.5, 3.5])
+def test_statistics_beside_a_far_change_are_not_taken(times: float, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    model = GlobalModel({"w": torch.zeros(4), **{n: torch.full((3,), 2.0) for n in NORM}})
+    table = (entry("w", (4,), "w"), *(entry(n, s, n, role="buffer") for n, s in NORM.items()))
+    sent = {n: draw.uniform(1.5, 2.5, 3).astype(np.float32) for n in NORM}
+    sent["w"] = np.full(4, 2 * times, np.float32)
+    limits = RoundLimits(Reference(steps=1, kinds={"full": 4}, changes={"w": 1.0}))
+    _, arrays = limited_update((record_of("full", 4, table), sent), limits, model, AFM)
+    np.testing.assert_allclose(arrays["w"], 2.0, rtol=1e-6)
+    for name in NORM:
+        expected = sent[name] if times < 3 else np.full(3, 2.0)
+        np.testing.assert_array_equal(arrays[name], expected)
+
+
 def test_the_rows_of_other_classes_do_not_hide_a_change() -> None:
     """A device with one class of two changes one row; the other row is not part of its figure."""
     table = (replace(entry("w", (2, 3), "w"), by_class=True),)
