@@ -204,8 +204,12 @@ STATUS = {
         },
     ],
     "history": [
-        {"round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2, "left_out": {}, "changes": []}
+        {
+            "round": 2, "accuracy": 0.8125, "loss": 0.7, "updates": 2, "left_out": {},
+            "limited": {}, "changes": [], "staleness": [],
+        }
     ],
+    "states": {"training": 1, "waiting": 1},
     "warnings": [],
     "kinds": 2,
     "kinds_ready": 2,

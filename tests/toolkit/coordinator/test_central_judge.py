@@ -74,7 +74,7 @@ def test_a_device_that_spoils_three_models_is_paused_until_an_operator_resumes_i
         results = coordinator.store.history.results()[1:]
         assert [r.left_out for r in results] == [{"desktop-2": REASON}] * 3
         assert [(r.accuracy, r.updates) for r in results] == [(0.9, 2)] * 3
-        assert coordinator.rounds.paused == {"desktop-2"}
+        assert_soon(lambda: coordinator.rounds.paused == {"desktop-2"})
         (status,) = [d for d in coordinator.status().devices if d.device == "desktop-2"]
         assert (status.state, status.note) == (
             "paused",

@@ -30,7 +30,7 @@ from device_agent.formats.protocol.fleet import RoundResult
 from exporters.quantization.precision import converted
 from exporters.runtime_graph import Graph
 from refusals import refused
-from toolkit.coordinator.devices.coordinator_key import KEY
+from toolkit.coordinator.database.key_log import KEY
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import best_round

@@ -6,7 +6,8 @@ import pytest
 
 from device_agent.formats.protocol.fleet import RoundResult
 from log_messages import logged
-from toolkit.coordinator.devices.coordinator_key import KEY, CoordinatorKey
+from toolkit.coordinator.database.key_log import KEY
+from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.storage.coordinator_store import Store

@@ -1,5 +1,6 @@
 """Logs of rounds, read back by TensorBoard's and MLflow's own readers; and rounds on a terminal."""
 
+import importlib.util
 import io
 import json
 import math
@@ -140,7 +141,12 @@ def test_the_option(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_package(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = importlib.util.find_spec
+
+    def all_but_mlflow(name: str, *more: str) -> object:
+        return None if name == "mlflow" else found(name, *more)
+
+    monkeypatch.setattr("importlib.util.find_spec", all_but_mlflow)
     with refused("program.missing-package", package="mlflow", extra="mlflow") as error:
         simulate(file, tmp_path / "out", logs=["mlflow"])
     assert "pip install '.[mlflow]'" in str(error.value)
