@@ -249,7 +249,9 @@ def test_every_family_in_one_round_with_native_agents(
     browser, serve, tmp_path: Path, seed: int
 ) -> None:
     data = {kind: samples(tmp_path, seed, i, 17 + i) for i, kind in enumerate(KINDS)}
-    with serve(*fleet(tmp_path / "c", kinds=KINDS, count=2)) as server:
+    # The model below is the plain mean of what the native agents have sent.
+    top = "aggregation = {bounds = false}"
+    with serve(*fleet(tmp_path / "c", kinds=KINDS, count=2, top=top)) as server:
         sent = keep_updates(server)
         agents = {k: NativeAgent(server, k, tmp_path / f"native-{k}", data[k]) for k in KINDS}
         for agent in agents.values():
