@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.operation.operator_client import OperatorClient

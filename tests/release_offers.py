@@ -8,7 +8,7 @@ from typing import cast
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.transfers import PART
 from device_agent.federation.release_folder import DeviceReleases
-from device_agent.federation.releases import Releases
+from device_agent.federation.releases.releases import Releases
 from device_agent.formats.atomic_files import fingerprint, fingerprint_file
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseOffer, ReleaseReport

@@ -32,7 +32,7 @@ def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterat
 
 def _connection(url: str | None, state: Path, token: str | None) -> Iterator[Finding]:
     from device_agent.doctor.coordinator_checks import check_connection
-    from device_agent.federation.state_folder import StateFolder
+    from device_agent.federation.identity.state_folder import StateFolder
 
     identity = None
     try:

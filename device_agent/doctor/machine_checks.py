@@ -34,7 +34,7 @@ def check_machine(state: Path) -> Iterator[Finding]:
 
 
 def _writable(state: Path) -> Finding:
-    from device_agent.federation.state_folder import StateFolder
+    from device_agent.federation.identity.state_folder import StateFolder
 
     nearest = _nearest(state)
     if not nearest.is_dir():

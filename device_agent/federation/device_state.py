@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from device_agent.client.transfers import PART
+from device_agent.federation.identity.state_folder import StateFolder
 from device_agent.federation.release_folder import DeviceReleases
-from device_agent.federation.state_folder import StateFolder
 from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.graph_forms import form_of

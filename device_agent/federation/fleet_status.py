@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.identity.state_folder import StateFolder
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
-from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.class_counts import worst_class_text
 from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status, further_text
 from profiles.text_formatting import counted, have_joined, loss_figure, round_of, visible, wrapped

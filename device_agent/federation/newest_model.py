@@ -4,7 +4,7 @@ from pathlib import Path
 
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
-from device_agent.federation.state_folder import IDENTITY
+from device_agent.federation.identity.state_folder import IDENTITY
 from device_agent.formats.manifest import MANIFEST
 from profiles.errors import InputError
 

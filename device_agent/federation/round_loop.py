@@ -14,13 +14,14 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.client.retries import Outage
 from device_agent.federation.default_state import default_state
-from device_agent.federation.device_secret import DeviceSecret
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.device_secret import DeviceSecret
+from device_agent.federation.identity.trusted_key import TrustedKey
 from device_agent.federation.membership import consent
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
-from device_agent.federation.release_fine_tuning import ReleaseFineTuning
-from device_agent.federation.releases import Releases
+from device_agent.federation.releases.release_fine_tuning import ReleaseFineTuning
+from device_agent.federation.releases.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.start_checks import check_start
@@ -31,7 +32,6 @@ from device_agent.federation.training_attempts import (
     TrainingFailedError,
     wait_after,
 )
-from device_agent.federation.trusted_key import TrustedKey
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
 from device_agent.formats.manifest import MANIFEST

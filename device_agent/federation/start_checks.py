@@ -4,8 +4,8 @@ import device_agent.training.bundle_training  # noqa: F401 - the idle agent has 
 from device_agent.data.local_data import check_source
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.state_folder import Identity
 from device_agent.training.memory_limits import Usage, ceilings, check_idle
 
 

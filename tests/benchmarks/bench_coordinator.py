@@ -35,7 +35,7 @@ import numpy as np
 from safetensors.numpy import load
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST, WEIGHTS
 from device_agent.formats.protocol.problems import API

@@ -16,7 +16,7 @@ import pytest
 from bundles import everything
 from commands import Agent, Done, interrupted, refusal, run
 from device_agent.federation.device_state import DeviceState
-from device_agent.federation.state_folder import Identity
+from device_agent.federation.identity.state_folder import Identity
 
 STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
 

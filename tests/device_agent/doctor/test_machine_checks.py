@@ -150,7 +150,7 @@ def test_a_check_that_raises_is_a_line_and_the_others_go_on(
         monkeypatch.setattr(machine_checks, name, fails)
     monkeypatch.setattr("device_agent.system.sensors.temperature_c", fails)
     monkeypatch.setattr("device_agent.system.sensors.charging", fails)
-    monkeypatch.setattr("device_agent.federation.state_folder.StateFolder.identity", fails)
+    monkeypatch.setattr("device_agent.federation.identity.state_folder.StateFolder.identity", fails)
     findings = list(run_checks(None, state))
     assert [finding.check for finding in findings] == [
         "coordinator", "state", "disk", "libraries", "litert", "memory", "temperature", "power",

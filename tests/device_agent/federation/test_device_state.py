@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
-from device_agent.federation.state_folder import Identity
+from device_agent.federation.identity.state_folder import Identity
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import FORMAT_VERSION, MANIFEST, Manifest, TensorEntry, encode
 from device_agent.formats.protocol.transfers import FileOffer

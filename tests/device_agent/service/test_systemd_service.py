@@ -15,9 +15,9 @@ from bundles import everything, write_data
 from commands import Done, command, environment, refusal, run
 from device_agent.cli.commands import main_group
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.owner_limits import OwnerLimits, QuietHours
 from device_agent.federation.run_options import RunOptions, read_options
-from device_agent.federation.state_folder import Identity
 from device_agent.service.systemd_notify import Notifier
 from device_agent.service.systemd_service import (
     agent_service,

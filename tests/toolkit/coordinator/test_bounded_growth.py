@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.formats.protocol.rounds import Progress, Stopped, SubmodelFailure
 from log_messages import logged
 from toolkit.coordinator.coordinator import Coordinator, restore

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from log_messages import logged
 from toolkit.coordinator.http.problem_answers import CREDENTIALS
 from toolkit.coordinator.minute_log import MOST, WINDOW_S, MinuteLog

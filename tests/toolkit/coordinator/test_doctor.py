@@ -15,8 +15,8 @@ from commands import run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.doctor import run_checks
+from device_agent.federation.identity.state_folder import StateFolder
 from device_agent.federation.membership import leave
-from device_agent.federation.state_folder import StateFolder
 from device_agent.formats.protocol.joining import JoinRequest
 from device_agent.system.clock import Clock
 from other_servers import DAY, NOW, certificate, page

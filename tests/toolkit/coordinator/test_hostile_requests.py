@@ -12,8 +12,8 @@ from typing import Self
 import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import lines
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.membership import join
 from toolkit.coordinator.http import admission, connection_limits, request_limits
 from toolkit.coordinator.http.admission import BODY_LIMIT

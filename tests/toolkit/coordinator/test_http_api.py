@@ -10,7 +10,7 @@ import urllib3
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol.joining import JoinRequest
 from log_messages import logged

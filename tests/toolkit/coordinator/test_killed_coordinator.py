@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 from commands import warm_context
 from device_agent.federation import round_loop
+from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.state_folder import Identity
 from made_calibration import DEVICE
 from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import ClientError

@@ -19,8 +19,8 @@ import pytest
 
 from bundles import everything
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.membership import join, machine_line
 from device_agent.formats.protocol.problems import NOT_AUTHORISED
 from device_agent.formats.protocol.rounds import SubmodelFailure

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.device_keys import DeviceKey
+from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.membership import join
-from device_agent.federation.state_folder import Identity
 from device_agent.system.clock import Clock
 from profiles.errors import ClientError, TrustError
 from toolkit.coordinator.coordinator import Coordinator

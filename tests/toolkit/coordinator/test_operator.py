@@ -9,7 +9,7 @@ import urllib3
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.formats.protocol.problems import NOT_AUTHORISED
 from device_agent.formats.protocol.rounds import Progress, Stopped
 from operators import coordinator_of, enrolled, new_key, operator

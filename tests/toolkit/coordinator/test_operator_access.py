@@ -9,7 +9,7 @@ import urllib3
 from starlette.routing import Route
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from killed_actions import Step, audit, kill_at_every_write
 from operators import coordinator_of, operator
 from parameters import some_long

@@ -17,8 +17,8 @@ import urllib3
 from commands import ROOT, command, edgetailor, environment, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor.coordinator_checks import check_connection
-from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.fleet_status import PATIENCE_S
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.formats.protocol.problems import NEEDS_PROFILE, PREPARING
 from made_calibration import DEVICE
 from parameters import some_long

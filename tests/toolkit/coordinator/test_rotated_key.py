@@ -19,9 +19,9 @@ from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.finding import Finding
 from device_agent.federation import round_loop
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.trusted_key import new_key
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.trusted_key import new_key
 from device_agent.formats.protocol.key_changes import KeyChange, KeyChanges
 from device_agent.formats.signed_work import key_fingerprint, split_token
 from device_agent.system.clock import Clock

@@ -12,11 +12,11 @@ import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import round_loop
-from device_agent.federation.device_keys import DeviceKey
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.device_keys import DeviceKey
+from device_agent.federation.identity.state_folder import Identity, StateFolder
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.state_folder import Identity, StateFolder
 from killed_actions import audit, kill_at_every_write
 from log_messages import logged
 from operators import coordinator_of, operator

@@ -20,9 +20,10 @@ from safetensors.numpy import load, save
 
 import deployed_digits
 from commands import Done, edgetailor, refused
-from device_agent.federation import release_fine_tuning, round_loop
+from device_agent.federation import round_loop
 from device_agent.federation.newest_model import newest_model
 from device_agent.federation.release_folder import DeviceReleases
+from device_agent.federation.releases import release_fine_tuning
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol.fleet import RoundResult
 from device_agent.inference.predictor import Predictor

@@ -11,7 +11,7 @@ import urllib3
 from bundles import SAMPLE_SHAPE, TRAINING, tiny_model
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.federation.device_keys import DeviceKey
+from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol.joining import JoinRequest

@@ -20,7 +20,7 @@ from torch import nn
 
 import own_losses
 from device_agent.data.windows import windows_of
-from device_agent.federation.trusted_key import new_key
+from device_agent.federation.identity.trusted_key import new_key
 from device_agent.formats.bundle import open_bundle, structure
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Series

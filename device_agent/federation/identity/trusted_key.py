@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.state_folder import StateFolder
+from device_agent.federation.identity.state_folder import StateFolder
 from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.signed_work import (

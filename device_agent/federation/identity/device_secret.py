@@ -7,8 +7,8 @@ import msgspec
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.federation.device_keys import DeviceKey
-from device_agent.federation.state_folder import StateFolder
+from device_agent.federation.identity.device_keys import DeviceKey
+from device_agent.federation.identity.state_folder import StateFolder
 from device_agent.formats.protocol.rounds import Work
 from profiles.errors import AuthorisationError, InputError
 

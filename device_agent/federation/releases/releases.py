@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import check_offers
-from device_agent.federation.release_attempts import ReleaseAttempts
 from device_agent.federation.release_folder import (
     MOST_REFUSED,
     DeviceReleases,
@@ -20,6 +19,7 @@ from device_agent.federation.release_folder import (
     ReleasePointer,
     manifest_of,
 )
+from device_agent.federation.releases.release_attempts import ReleaseAttempts
 from device_agent.federation.stop_report import without_folders
 from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest
 from device_agent.formats.manifest import MANIFEST, encode

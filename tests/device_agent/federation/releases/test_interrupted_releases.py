@@ -14,9 +14,9 @@ import pytest
 
 from bundles import CLASSES, SAMPLE_SHAPE, once, rewrite, tiny_model
 from device_agent.federation import release_folder
-from device_agent.federation import releases as module
 from device_agent.federation.release_folder import DeviceReleases
-from device_agent.federation.releases import Releases
+from device_agent.federation.releases import releases as module
+from device_agent.federation.releases.releases import Releases
 from device_agent.federation.training_attempts import MAX_FAILURES
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseOffer

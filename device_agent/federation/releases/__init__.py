@@ -1,0 +1,1 @@
+"""A device and the releases of its federation: switching to one, its trials, and fine-tuning."""
