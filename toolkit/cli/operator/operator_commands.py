@@ -114,7 +114,8 @@ def devices(
 def status(watch: bool, federation: str | None, as_json: bool) -> None:
     """Show the round, the model and the first 200 devices.
 
-    Shows them for a running federation. `edgetailor devices` lists all devices.
+    Shows them for a running federation. `edgetailor devices` lists the others, with --start and
+    --most.
     """
     from device_agent.federation.fleet_status import lines
 

@@ -66,6 +66,8 @@ def _who(request: Request) -> str:
 Service = Annotated[Coordinator, Depends(_coordinator)]
 Who = Annotated[str, Depends(_who)]
 """The name of the operator, for the audit log."""
+Ordered = Annotated[Order, Depends(body_of(Order))]
+"""An action's reason."""
 Start = Annotated[int, Query(ge=0, lt=2**53)]
 Most = Annotated[int, Query(ge=1, le=MOST)]
 Number = Annotated[int, Path(ge=1, lt=2**53)]
@@ -134,7 +136,7 @@ def rotate_secret(
 def act(
     device: str,
     action: Action,
-    order: Annotated[Order, Depends(body_of(Order))],
+    order: Ordered,
     service: Service,
     who: Who,
 ) -> DeviceDetail:
@@ -150,9 +152,7 @@ def act(
     status_code=204,
     openapi_extra=described(Order),
 )
-def pause_rounds(
-    order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> None:
+def pause_rounds(order: Ordered, service: Service, who: Who) -> None:
     """Pause the rounds."""
     service.pause_rounds(order.reason, who)
 
@@ -164,9 +164,7 @@ def pause_rounds(
     status_code=204,
     openapi_extra=described(Order),
 )
-def resume_rounds(
-    order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> None:
+def resume_rounds(order: Ordered, service: Service, who: Who) -> None:
     """Resume the rounds."""
     service.resume_rounds(order.reason, who)
 
@@ -180,9 +178,7 @@ def resume_rounds(
     responses=_not_open,
     openapi_extra=described(Order),
 )
-def abort_round(
-    round: int, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> None:
+def abort_round(round: int, order: Ordered, service: Service, who: Who) -> None:
     """Abort the open round."""
     service.abort_round(round, order.reason, who)
 
@@ -198,7 +194,7 @@ def abort_round(
 def drop_update(
     round: int,
     device: str,
-    order: Annotated[Order, Depends(body_of(Order))],
+    order: Ordered,
     service: Service,
     who: Who,
 ) -> None:
@@ -229,9 +225,7 @@ def go_back(
     responses=_not_open,
     openapi_extra=described(Order),
 )
-def close_round(
-    round: int, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> None:
+def close_round(round: int, order: Ordered, service: Service, who: Who) -> None:
     """Close the open round."""
     service.close_now(round, order.reason, who)
 
@@ -297,9 +291,7 @@ def add_operator(
     responses={409: {"model": Problem, "description": "This is the token in operator.token"}},
     openapi_extra=described(Order),
 )
-def revoke_operator(
-    name: str, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> Operator:
+def revoke_operator(name: str, order: Ordered, service: Service, who: Who) -> Operator:
     """Revoke a token."""
     return service.revoke_operator(name, order.reason, who)
 
@@ -335,9 +327,7 @@ def make_join_token(
     description="No device joins with it from now on. Devices that have joined with it stay.",
     openapi_extra=described(Order),
 )
-def revoke_join_token(
-    number: Number, order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> JoinTokenState:
+def revoke_join_token(number: Number, order: Ordered, service: Service, who: Who) -> JoinTokenState:
     """Revoke a join token."""
     return service.revoke_join_token(number, order.reason, who)
 
@@ -393,8 +383,6 @@ def settings_changes(service: Service) -> SettingsChanges:
     responses=_impossible,
     openapi_extra=described(Order),
 )
-def apply_settings(
-    order: Annotated[Order, Depends(body_of(Order))], service: Service, who: Who
-) -> SettingsChanges:
+def apply_settings(order: Ordered, service: Service, who: Who) -> SettingsChanges:
     """Apply the file."""
     return service.apply_settings(order.reason, who)
