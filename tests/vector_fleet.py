@@ -42,7 +42,7 @@ from device_agent.formats.update import (
     write_update,
 )
 from device_agent.training.bundle_training import forget
-from toolkit.aggregation.limits.reference import Figures
+from toolkit.aggregation.limits.reference import Figures, RoundLimits
 from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
@@ -125,6 +125,8 @@ class VectorModel:
     def fold_checked(self, updates: Iterable[Update], limits: object = None) -> None:
         self.limits.append(limits)
         received = [tensors["w"] for _, tensors in updates]
+        if isinstance(limits, RoundLimits):
+            limits.limited += [None] * len(received)
         self.folded.append(len(received))
         with np.errstate(over="ignore"):  # some tests send numbers that are too large on purpose
             self.weights = np.mean(received, axis=0, dtype=np.float32)

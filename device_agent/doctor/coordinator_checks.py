@@ -19,6 +19,7 @@ from device_agent.client.connections import connections
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT
 from device_agent.doctor.finding import Finding, isolated
+from device_agent.federation.identity.device_secret import with_next_secret
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.identity.trusted_key import new_key
 from device_agent.formats.protocol.fleet import Status
@@ -156,6 +157,10 @@ def _coordinator(url: str, known: Identity | None, token: str | None) -> Iterato
     except MalformedError:
         detail = f"{url} answers (HTTP {answer.status}), but not like a coordinator"
         yield Finding.fail("coordinator", detail, "check the URL, and which program runs there")
+        return
+    unknown = isinstance(said, Problem) and said.code == NOT_AUTHORISED
+    if token is None and unknown and known is not None and known.next_secret is not None:
+        yield from _coordinator(url, with_next_secret(known, known.next_secret), None)
         return
     yield Finding.ok("coordinator", f"answers at {url}")
     yield from isolated("clock", lambda: _clock(answer.headers.get("Date"), time.time()))

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.identity.state_folder import StateFolder
+from device_agent.federation.identity.device_secret import with_valid_secret
+from device_agent.federation.identity.state_folder import Identity, StateFolder
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.formats.class_counts import worst_class_text
@@ -31,10 +32,13 @@ def fleet_status(state: Path) -> Status:
         InputError: The device has not joined.
         ClientError: The coordinator does not answer.
     """
-    identity = StateFolder(state).member()
-    return CoordinatorClient(
-        identity.url, identity.secret, patience_s=PATIENCE_S, certificate=identity.certificate
-    ).status()
+
+    def status(own: Identity) -> Status:
+        return CoordinatorClient(
+            own.url, own.secret, patience_s=PATIENCE_S, certificate=own.certificate
+        ).status()
+
+    return with_valid_secret(StateFolder(state).member(), status)
 
 
 def own_lines(state: Path) -> list[str]:

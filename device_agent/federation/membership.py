@@ -16,6 +16,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_keys import DeviceKey
+from device_agent.federation.identity.device_secret import with_valid_secret
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.identity.trusted_key import check_introduction, check_named_key
 from device_agent.formats.atomic_files import fingerprint, write_file
@@ -359,7 +360,7 @@ def _is_same(known: Identity, url: str, token: str) -> bool:
 def _is_forgotten(known: Identity) -> bool:
     """Whether the coordinator answers that it does not know this device."""
     try:
-        _client(known, 0).work()
+        with_valid_secret(known, lambda own: _client(own, 0).work())
     except AuthorisationError:
         return True
     except ClientError:
@@ -389,13 +390,7 @@ def _belongs_elsewhere(known: Identity, url: str, state: Path) -> InputError:
 
 def _give_up(known: Identity) -> None:
     """Tell the coordinator of `known` that this device leaves."""
-    try:
-        _client(known, LEAVE_PATIENCE_S).leave()
-    except AuthorisationError:
-        if known.next_secret is None:
-            raise
-        following = msgspec.structs.replace(known, secret=known.next_secret)
-        _client(following, LEAVE_PATIENCE_S).leave()
+    with_valid_secret(known, lambda own: _client(own, LEAVE_PATIENCE_S).leave())
 
 
 def _tell_old(known: Identity) -> None:

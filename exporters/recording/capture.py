@@ -193,7 +193,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
             for name, v in model.named_buffers()
             if v.is_floating_point() and name in saved and first[name] == name
         }
-        | {name: frozen[name] for name in averaged},
+        | {name: value for name, value in frozen.items() if name in averaged},
         sample_dtype=dtype,
         sample_limit=smallest_embedding(training),
         input_range=input_range,

@@ -82,9 +82,8 @@ def aggregate(
         profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
     checked = _checked_updates(updates, model, progress)
-    if limits is not None:
-        checked = within_limits(checked, limits, model, policy)
-    return aggregate_checked(model, checked, policy, strategy, progress=progress)
+    limited = within_limits(checked, limits, model, policy)
+    return aggregate_checked(model, limited, policy, strategy, progress=progress)
 
 
 def aggregate_checked(

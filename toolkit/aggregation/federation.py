@@ -155,7 +155,7 @@ class Federation:
 
         If `limits` are given, each update is limited before it is aggregated.
         """
-        updates = _limited(updates, limits, self.model, self.policy)
+        updates = within_limits(updates, limits, self.model, self.policy)
         self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
 
     def fold_stale(
@@ -182,11 +182,11 @@ class Federation:
                 options=["strategy", "stale"],
             )
         aggregation = Aggregation(self.model, self.policy)
-        for record, arrays in _limited(updates, limits, self.model, self.policy):
+        for record, arrays in within_limits(updates, limits, self.model, self.policy):
             aggregation.add_checked(record, arrays)
             del arrays  # otherwise two updates are in memory while the next one is read
         for version in stale:
-            own = _limited(version.updates, limits, version.model, self.policy)
+            own = within_limits(version.updates, limits, version.model, self.policy)
             add_stale(aggregation, version._replace(updates=own))
         self.take_stale(aggregation)
 
@@ -371,15 +371,6 @@ class Federation:
         """Read a saved global model. Raises InputError if it belongs to another model."""
         origin = "The saved global model"
         return global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
-
-
-def _limited(
-    updates: Iterable[Received],
-    limits: RoundLimits | None,
-    model: GlobalModel,
-    policy: AggregationPolicy,
-) -> Iterable[Received]:
-    return updates if limits is None else within_limits(updates, limits, model, policy)
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:

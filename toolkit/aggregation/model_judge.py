@@ -7,9 +7,12 @@ left out, and smaller groups of these, until few are left without which the qual
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol
+
+from device_agent.formats.protocol.fleet import Limited
 
 FALL = 0.03
 """An accuracy that falls by less is never judged."""
@@ -19,8 +22,8 @@ LOSS = 1.5
 """A loss above this many times the bar's is judged, too."""
 LEAST_UPDATES = 3
 """Of fewer updates, none is left out: nothing says which one is harmful."""
-
-
+MODELS = 3
+"""The bar is the best quality of this many last models, so that it does not sink slowly."""
 JUDGED = "without it the model is better on the held-out samples"
 """The reason why an update was left out begins with it if the new model was judged."""
 
@@ -79,7 +82,12 @@ class Bar:
         return accuracy < self.accuracy - share * max(FALL, ERRORS * math.sqrt(variance))
 
 
-def harmful(updates: Sequence[str], is_good: Callable[[Collection[str]], bool]) -> list[str]:
+def search_order(limited: Limited | None, kind: str) -> tuple[float, str]:
+    """The key that sorts updates for `harmful`: the most limited first, then by kind."""
+    return -1.0 if limited is None else -limited.times, kind
+
+
+def harmful(updates: Sequence[str], is_good: Callable[[frozenset[str]], bool]) -> list[str]:
     """Find few updates without which the model is good; empty if that takes more than half.
 
     Args:
@@ -88,13 +96,14 @@ def harmful(updates: Sequence[str], is_good: Callable[[Collection[str]], bool]) 
     """
     if len(updates) < LEAST_UPDATES:
         return []
-    found = _needed(list(updates), frozenset(), is_good)
+    good = cache(is_good)
+    found = _needed(list(updates), frozenset(), good)
     few = 2 * len(found) <= len(updates)
-    return found if few and is_good(frozenset(found)) else []
+    return found if few and good(frozenset(found)) else []
 
 
 def _needed(
-    group: list[str], out: frozenset[str], is_good: Callable[[Collection[str]], bool]
+    group: list[str], out: frozenset[str], is_good: Callable[[frozenset[str]], bool]
 ) -> list[str]:
     """The members of `group` that must be left out, besides those in `out`.
 

@@ -15,7 +15,7 @@ from device_agent.client.addresses import check_secret
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from toolkit.coordinator.database.device_registry import hashed
-from toolkit.coordinator.database.key_log import KEY, KEY_CHANGES, KNOWN_KEY
+from toolkit.coordinator.database.key_log import KEY, KEY_CHANGES, KNOWN_KEY, NEXT_KEY
 from toolkit.coordinator.devices import key_files
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
@@ -109,6 +109,8 @@ def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bool]
     )
     following = key_files.prepared(path.parent)
     if following is not None and following.fingerprint == known:
+        if new_key:
+            raise _whole(path.parent / NEXT_KEY)
         return following, False  # `serve` was killed while this key replaced the earlier one
     content = _content(path)
     key = None if content is None else CoordinatorKey.from_pem(content)
@@ -135,17 +137,21 @@ def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bool]
             why=why,
         )
     if same and new_key:
-        raise InputError(
-            "--new-key replaces a lost key, but {path} is intact. Start without --new-key. If "
-            "somebody else has the key, remove the file and start with --new-key.",
-            code="state.whole-coordinator-key",
-            path=path,
-        )
+        raise _whole(path)
     if key is not None and same:
         return key, False
     if joined:
         logger.warning("The coordinator has a new key: every device has to join again.")
     return CoordinatorKey(), True
+
+
+def _whole(path: Path) -> InputError:
+    return InputError(
+        "--new-key replaces a lost key, but {path} is intact. Start without --new-key. If "
+        "somebody else has the key, remove the file and start with --new-key.",
+        code="state.whole-coordinator-key",
+        path=path,
+    )
 
 
 def _read(path: Path) -> str | None:

@@ -152,7 +152,7 @@ class SiteModel:
         """Aggregate `updates`, which `check` has accepted, each within `limits`."""
         model, policy = self._federation.model, self._federation.policy
         aggregation = Aggregation(model, policy)
-        for update in updates if limits is None else within_limits(updates, limits, model, policy):
+        for update in within_limits(updates, limits, model, policy):
             aggregation.add_checked(*update)
         self._files = encode_partial(aggregation)
         self._federation.take(aggregation)

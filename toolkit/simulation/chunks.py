@@ -102,9 +102,9 @@ class TrainedChunk:
         partial: The sum of all updates, as the files of a partial aggregate. None if there is no
             update, if clients train alone, or if the rule is not the mean.
         updates: All updates by client, if the rule is not the mean, or if their limits need the
-            figures of the whole round.
+            figures of the whole round. `check_update` has accepted them.
         is_limited: Whether these updates are within their limits.
-        figures: The figures of the updates, after their limits.
+        figures: The figures of the updates, after their limits, by client.
         limited: What was limited of an update, by client.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
@@ -119,7 +119,7 @@ class TrainedChunk:
     partial: dict[str, bytes] | None = None
     updates: dict[int, Received] = field(default_factory=dict)
     is_limited: bool = True
-    figures: list[Figures] = field(default_factory=list)
+    figures: dict[int, Figures] = field(default_factory=dict)
     limited: dict[int, Limited] = field(default_factory=dict)
     own: dict[int, OwnModel] = field(default_factory=dict)
     personal: dict[int, Arrays] = field(default_factory=dict)
@@ -186,18 +186,18 @@ class ChunkTrainer:
             update = None
             with result.leaving_out_diverged(client.number):
                 update = self._update(chunk.spec, client, result)
-            if update is None:
+                check_update(*update, model.tensors)
+            if client.number in result.diverged or update is None:
                 continue
             if limits is not None and not chunk.is_new_kind:
-                check_update(*update, model.tensors)
                 update = limited_update(update, limits, model, policy)
+                result.figures[client.number] = limits.figures[-1]
                 if (limited := limits.limited[-1]) is not None:
                     result.limited[client.number] = limited
             if policy.rule == "mean" and not chunk.is_new_kind and not chunk.whole:
-                aggregation.add(*update)
+                aggregation.add_checked(*update)
             else:
                 result.updates[client.number] = update
-        result.figures = [] if limits is None else limits.figures
         if aggregation.updates:
             result.partial = encode_partial(aggregation)
 

@@ -12,14 +12,11 @@ import numpy as np
 from device_agent.formats.protocol.fleet import Limited
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.model_judge import Bar, harmful, judged_text
+from toolkit.aggregation.model_judge import Bar, harmful, judged_text, search_order
 from toolkit.aggregation.rules.rule_aggregation import new_aggregation
 from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.chunks import TrainedChunk
 from toolkit.simulation.update_files import UpdateFiles
-
-MODELS = 3
-"""The bar is the best quality of this many last models, as in `serve`."""
 
 
 @dataclass
@@ -52,17 +49,18 @@ class ClientJudge:
         Returns:
             The evaluation of the new model, and by client why its update was left out.
         """
-        files = UpdateFiles()
+        files, kinds = UpdateFiles(), dict[int, str]()
         for chunk in trained_again:
             for client, update in chunk.updates.items():
                 files.add(client, update)
+                kinds[client] = update[0].submodel
 
         def evaluated(out: Collection[str]) -> Evaluation:
             self.federation.load(self.before)
             aggregation = new_aggregation(self.federation.model, self.federation.policy)
             for client, update in files.read():
                 if str(client) not in out:
-                    aggregation.add(*update)
+                    aggregation.add_checked(*update)
             if aggregation.updates:
                 self.federation.take(aggregation)
             return self.federation.evaluation(*self.held_out)
@@ -73,12 +71,11 @@ class ClientJudge:
             except EdgeTailorError:
                 return False
 
-        clients = sorted(files.clients, key=self._most_limited_first)
+        def order(client: int) -> tuple[float, str, int]:
+            return *search_order(self.limited.get(client), kinds[client]), client
+
+        clients = sorted(files.clients, key=order)
         found = harmful([str(client) for client in clients], is_good)
         new = evaluated(found)
         files.remove()
         return new, dict.fromkeys(found, judged_text(new, whole))
-
-    def _most_limited_first(self, client: int) -> tuple[float, int]:
-        limited = self.limited.get(client)
-        return -1.0 if limited is None else -limited.times, client

@@ -4,7 +4,7 @@ Workers limit the updates of kinds that earlier rounds had. Updates of a new kin
 of the whole round, so workers return them, and they are limited here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from device_agent.formats.protocol.fleet import Limited
 from toolkit.aggregation.aggregate import Received
@@ -26,16 +26,22 @@ class ClientLimits:
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
         self.limited: dict[int, Limited] = {}
-        self._figures: list[Figures] = []
+        self._figures: dict[int, Figures] = {}
         self._waiting: UpdateFiles | None = None
 
-    def note(self, own: list[Figures], limited: Mapping[int, Limited]) -> None:
-        """Add what a worker found."""
-        self._figures += own
+    def note(self, own: Mapping[int, Figures], limited: Mapping[int, Limited]) -> None:
+        """Add what a worker found, by client."""
+        self._figures |= own
         self.limited |= limited
 
+    def leave_out(self, clients: Iterable[int]) -> None:
+        """Forget the updates of `clients`, which are not in the model."""
+        for client in clients:
+            self._figures.pop(client, None)
+            self.limited.pop(client, None)
+
     def keep(self, client: int, update: Received) -> None:
-        """Keep an update of a new kind in a file until all clients have trained."""
+        """Keep a checked update of a new kind in a file until all clients have trained."""
         self._waiting = self._waiting or UpdateFiles()
         self._waiting.add(client, update)
 
@@ -47,14 +53,14 @@ class ClientLimits:
         own = [figures(update, model, policy) for _, update in self._waiting.read()]
         limits = RoundLimits(self.reference.completed(own))
         for client, update in self._waiting.read():
-            aggregation.add(*limited_update(update, limits, model, policy))
+            aggregation.add_checked(*limited_update(update, limits, model, policy))
+            self._figures[client] = limits.figures[-1]
             if (limited := limits.limited[-1]) is not None:
                 self.limited[client] = limited
-        self._figures += limits.figures
         self.reference = limits.reference
         self._waiting.remove()
         self._waiting = None
 
     def next_reference(self) -> Reference:
         """The reference for the next round."""
-        return self.reference.after(self._figures)
+        return self.reference.after([*self._figures.values()])

@@ -15,7 +15,7 @@ from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Reference
-from toolkit.aggregation.model_judge import Bar, Quality
+from toolkit.aggregation.model_judge import MODELS, Bar, Quality
 from toolkit.aggregation.partial_aggregates.partial import decode_partial
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
@@ -31,7 +31,7 @@ from toolkit.simulation.attacks.hostile_clients import (
 )
 from toolkit.simulation.attendance import Attendance, Turnout
 from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
-from toolkit.simulation.client_judge import MODELS, ClientJudge
+from toolkit.simulation.client_judge import ClientJudge
 from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.client_selection import Choices, ClientSelection
 from toolkit.simulation.engines.engine import Engine
@@ -62,6 +62,7 @@ class Simulation:
         observers: Called with the result of each finished round.
         selection: Selects the clients of each round.
         hostile: The numbers of the hostile clients.
+        first: The quality of the model before round 1; None if new models are not judged.
     """
 
     config: SimulationConfig
@@ -76,6 +77,7 @@ class Simulation:
     timetable: Timetable | None = None
     kinds: Sequence[str] = ()
     observers: Sequence[Callable[[RoundResult], None]] = ()
+    first: Quality | None = None
     selection: ClientSelection = field(init=False)
     hostile: frozenset[int] = field(init=False)
 
@@ -128,7 +130,7 @@ class Simulation:
         # other state in memory, such as subspaces of factorizations, must not matter.
         model = self.federation.save()
         self.federation.load(model)
-        bar = self.bar(model)
+        bar = self.bar()
         turnout = self.turnout(round_)
         trained = _Round(self, round_)
         for version, clients in turnout.by_version(round_ - 1):
@@ -168,20 +170,12 @@ class Simulation:
         for observe in self.observers:
             observe(result)
 
-    def bar(self, before: bytes) -> Bar | None:
-        """The bar for the new model, whose clients train from `before`.
-
-        None if nobody judges: in asynchronous rounds, and with a baseline.
-        """
-        policy, baseline = self.federation.policy, self.config.simulation.baseline
-        if not policy.judge or self.timetable is not None or baseline is not None:
+    def bar(self) -> Bar | None:
+        """The bar for the new model; None if it is not judged."""
+        if self.first is None:
             return None
-        known = [Quality(result.accuracy, result.loss) for result in self.folder.history]
-        if not known:
-            first = self.federation.evaluation(*self.held_out)
-            known = [Quality(first.accuracy, first.loss)]
-            self.federation.load(before)  # the evaluation may take statistics
-        return Bar.of(known[0], known[-MODELS:], len(self.held_out[1]))
+        later = [Quality(result.accuracy, result.loss) for result in self.folder.history]
+        return Bar.of(self.first, [self.first, *later][-MODELS:], len(self.held_out[1]))
 
     def judged(
         self,
@@ -205,8 +199,9 @@ class Simulation:
         again = engine.map(trained.number, before, chunks)
         judge = ClientJudge(self.federation, before, self.held_out, bar, limited)
         evaluation, left_out = judge.judge(whole, again)
+        if trained.limits is not None:
+            trained.limits.leave_out(map(int, left_out))
         for client, reason in left_out.items():
-            limited.pop(int(client), None)
             logger.warning("Client %s is left out of round %d: %s", client, trained.number, reason)
         return evaluation, left_out
 
@@ -359,7 +354,7 @@ class _Round(TrainedChunk):
             self.limits.note(chunk.figures, chunk.limited)
         for client, update in chunk.updates.items():
             if chunk.is_limited or self.limits is None:
-                aggregation.add(*update)
+                aggregation.add_checked(*update)
             else:
                 self.limits.keep(client, update)
         if chunk.partial is not None:

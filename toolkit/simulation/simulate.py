@@ -17,6 +17,7 @@ from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.model_judge import Quality
 from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
@@ -212,11 +213,8 @@ def limited_threads(threads: int) -> Iterator[None]:
 def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = silent) -> Simulation:
     """Load model and data, and share the samples among the clients."""
     model = federation(config, progress)
-    # Workloads depend on the initial weights, so compute them before the saved model is loaded.
+    # These depend on the initial weights, so compute them before the saved model is loaded.
     works = workloads(config, model, progress)
-    saved = folder.model()
-    if saved is not None:
-        model.load(saved)
     specs, table = config.specs(), config.simulation
     progress(f"reading the samples of {table.data}")
     program = model.submodel(specs[0]).program
@@ -230,6 +228,12 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         count = math.ceil(table.held_out_share * len(rows))
         rows, judges = rows[count:], rows[:count]
         held_out = data.samples.samples(judges), data.samples.labels(judges)
+    first = None
+    if model.policy.judge and config.mode == "sync" and table.baseline is None:
+        first = first_quality(model, held_out)
+    saved = folder.model()
+    if saved is not None:
+        model.load(saved)
     writers = None if data.writers is None else data.writers[rows]
     shares = partition(table, data.samples.labels(rows), len(specs), order, writers)
     parts = [rows[share] for share in shares]
@@ -258,7 +262,16 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         attendance,
         timetable,
         kinds=[kind.name for kind in config.kinds()],
+        first=first,
     )
+
+
+def first_quality(model: Federation, held_out: tuple[np.ndarray, np.ndarray]) -> Quality:
+    """The quality of `model` on the held-out samples. The model stays as it is."""
+    initial = model.save()
+    evaluation = model.evaluation(*held_out)
+    model.load(initial)  # the evaluation may have computed statistics
+    return Quality(evaluation.accuracy, evaluation.loss)
 
 
 class SimulationData(NamedTuple):

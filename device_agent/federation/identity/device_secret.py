@@ -1,18 +1,39 @@
 """The secret with which a device makes its requests. The operator can ask for a new one."""
 
 import logging
+from collections.abc import Callable
 from secrets import token_urlsafe
+from typing import TypeVar
 
 import msgspec
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.identity.device_keys import DeviceKey
-from device_agent.federation.identity.state_folder import StateFolder
+from device_agent.federation.identity.state_folder import Identity, StateFolder
 from device_agent.formats.protocol.rounds import Work
 from profiles.errors import AuthorisationError, InputError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
+    """Call `ask` with `identity`, and again with its next secret if its secret is unknown.
+
+    So it is after a device was killed between sending a new secret and keeping it.
+    """
+    try:
+        return ask(identity)
+    except AuthorisationError:
+        if identity.next_secret is None:
+            raise
+        return ask(with_next_secret(identity, identity.next_secret))
+
+
+def with_next_secret(identity: Identity, secret: str) -> Identity:
+    """`identity` with its next secret in place of its secret."""
+    return msgspec.structs.replace(identity, secret=secret, next_secret=None)
 
 
 class DeviceSecret:
@@ -37,8 +58,14 @@ class DeviceSecret:
         Raises:
             AuthorisationError: The coordinator knows neither the secret nor the next one.
         """
+        work = self._ask()
+        if work.new_secret and self._renew(work.new_secret):
+            work = self._ask()
+        return work
+
+    def _ask(self) -> Work:
         try:
-            work = self._client.work()
+            return self._client.work()
         except AuthorisationError:
             following = self._folder.member().next_secret
             if following is None:
@@ -47,12 +74,13 @@ class DeviceSecret:
             self._client.use_secret(following)
             work = self._client.work()
             self._keep(following)
-        if work.new_secret:
-            self._renew(work.new_secret)
-        return work
+            return work
 
-    def _renew(self, challenge: str) -> None:
-        """Make a new secret, signed with the device's key, and use it from now on."""
+    def _renew(self, challenge: str) -> bool:
+        """Make a new secret, signed with the device's key, and use it from now on.
+
+        Returns False if the coordinator has not taken it.
+        """
         identity = self._folder.member()
         following = identity.next_secret or token_urlsafe(32)
         try:
@@ -60,16 +88,16 @@ class DeviceSecret:
             self._folder.remember(msgspec.structs.replace(identity, next_secret=following))
             self._client.renew_secret(key.new_secret(challenge, following))
         except AuthorisationError:
-            return  # the answer to an earlier request was lost: the next request shows it
+            return True  # the answer to an earlier try was lost: the next request shows it
         except (InputError, OSError, RefusedError) as error:
             if str(error) != self._told:
                 log.warning("The operator wants a new secret, but none was made: %s", error)
             self._told = str(error)
-            return
+            return False
         self._client.use_secret(following)
         self._keep(following)
+        return True
 
     def _keep(self, secret: str) -> None:
-        identity = msgspec.structs.replace(self._folder.member(), secret=secret, next_secret=None)
-        self._folder.remember(identity)
+        self._folder.remember(with_next_secret(self._folder.member(), secret))
         log.info("This device has a new secret, which the operator has asked for.")

@@ -12,7 +12,7 @@ from toolkit.aggregation.model_judge import Bar, Quality, harmful
 names = st.integers(3, 60).flatmap(
     lambda count: st.tuples(
         st.just([f"device-{n}" for n in range(count)]),
-        st.sets(st.integers(0, count - 1), min_size=1, max_size=(count - 1) // 2),
+        st.sets(st.integers(0, count - 1), min_size=1, max_size=count),
     )
 )
 
@@ -35,8 +35,8 @@ def test_exactly_the_harmful_updates_are_found(fleet: tuple[list[str], set[int]]
     assert calls <= 2 * len(culprits) * (math.ceil(math.log2(len(devices))) + 1) + 1
 
 
-@given(st.integers(0, 40), st.booleans())
-def test_nobody_is_left_out_if_that_does_not_help(count: int, helps: bool) -> None:
+@given(st.integers(0, 40))
+def test_nobody_is_left_out_if_that_does_not_help(count: int) -> None:
     devices = [f"device-{n}" for n in range(count)]
     assert harmful(devices, lambda out: False) == []
     if count < 3:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation import round_loop
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.fleet_status import fleet_status
 from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.identity.state_folder import Identity, StateFolder
 from device_agent.federation.membership import join, leave
@@ -126,6 +128,9 @@ def test_an_agent_that_is_killed_goes_on(
         valid = [s for s in (known.secret, known.next_secret) if s and works(server.url, s)]
         assert len(valid) == 1
         if place == "request" and not before:
+            assert fleet_status(state).round == 1
+            found = [finding.detail for finding in check_connection(None, known, None)]
+            assert "known there as board-1" in found
             with pytest.raises(AuthorisationError):
                 CoordinatorClient(server.url, known.secret, patience_s=0).leave()
             leave(state)  # also leaves with the secret that the coordinator has taken
@@ -135,6 +140,30 @@ def test_an_agent_that_is_killed_goes_on(
         assert again.secret not in (old, None)
         assert again.next_secret is None
         assert works(server.url, again.secret)
+
+
+def test_an_agent_goes_on_whose_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated request is unknown, because the coordinator has taken the new secret."""
+    config = configured(tmp_path / "c", ONE)
+    with running(config) as server:
+        state = tmp_path / "one"
+        join(server.url, full_token(config, "board"), "one", state)
+        operator(server).rotate_secret("board-1", 7, "x")
+        renew, sent = CoordinatorClient.renew_secret, list[object]()
+
+        def twice(client: CoordinatorClient, new: Any) -> None:
+            sent.append(new)
+            renew(client, new)
+            renew(client, new)
+
+        monkeypatch.setattr(CoordinatorClient, "renew_secret", twice)
+        assert train(state, config.held_out) == 3
+        assert len(sent) == 1
+        known = DeviceState(state).member()
+        assert known.next_secret is None
+        assert works(server.url, known.secret)
 
 
 def test_only_the_device_itself_makes_a_new_secret(tmp_path: Path) -> None:

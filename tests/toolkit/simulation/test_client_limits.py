@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from device_agent.formats.protocol.fleet import Limited
 from models_for_tests import CLASSES, INPUT_SHAPE
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
-from toolkit.aggregation.limits.reference import Reference, RoundLimits
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import figures
 from toolkit.simulation import simulate
 from toolkit.simulation.chunks import ChunkTrainer
+from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulation_config import load_simulation
 
@@ -100,3 +102,23 @@ def test_a_baseline_has_no_limits(file: Path, tmp_path: Path) -> None:
     file.write_text("\n".join(lines).replace("[simulation]", '[simulation]\nbaseline = "local"'))
     (result,) = simulate.simulate(file, tmp_path / "out", rounds=1)
     assert result.limited is None
+
+
+def test_updates_that_are_left_out_set_no_limits() -> None:
+    own = {
+        client: Figures(kind="full", samples=samples, steps=4, changes={"w": 0.5}, statistics={})
+        for client, samples in enumerate((10, 20, 30, 9000, 9000))
+    }
+    limits = ClientLimits(Reference())
+    limits.note(own, {3: Limited(times=9.0, tensor="w", tensors=1)})
+    limits.leave_out([3, 4])
+    assert limits.limited == {}
+    assert limits.next_reference() == Reference().after([own[0], own[1], own[2]])
+    assert limits.next_reference().kinds == {"full": 20}
+
+
+def test_an_update_that_is_not_finite_is_left_out(file: Path, tmp_path: Path) -> None:
+    file.write_text(file.read_text().replace("strength = 20", "strength = 1e300"))
+    results = simulate.simulate(file, tmp_path / "out")
+    assert [result.diverged for result in results] == [2] * 3
+    assert [result.clients for result in results] == [CLIENTS - 2] * 3

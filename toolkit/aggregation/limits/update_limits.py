@@ -166,13 +166,13 @@ def figures(update: Received, model: GlobalModel, policy: AggregationPolicy) -> 
 
 def within_limits(
     updates: Iterable[Received],
-    limits: RoundLimits,
+    limits: RoundLimits | None,
     model: GlobalModel,
     policy: AggregationPolicy,
 ) -> Iterator[Received]:
-    """Yield `updates`, each within `limits`; see `limited_update`."""
+    """Yield `updates`, each within `limits` if there are any; see `limited_update`."""
     for update in updates:
-        yield limited_update(update, limits, model, policy)
+        yield update if limits is None else limited_update(update, limits, model, policy)
         del update  # otherwise two updates are in memory while the next one is read
 
 
@@ -203,6 +203,7 @@ def limited_update(
     if any(own > FAR for key, own in times.items() if key in figures.changes):
         for change in statistics:
             record, arrays = _replaced(record, arrays, change, change.old)
+        figures = replace(figures, statistics={})  # they say nothing about other devices
     most = limits.reference.most_samples(record.submodel)
     if policy.weights == "samples" and most is not None and record.samples > most:
         record, figures = replace(record, samples=most), replace(figures, samples=most)

@@ -40,9 +40,6 @@ class SpooledChanges:
         self._places: list[Mapping[str, int]] = []
         self._sizes: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def add(self, blocks: Iterator[tuple[str, np.ndarray]]) -> None:
         """Add an update: for each tensor its key and its changes, in the shape of the tensor."""
         places: dict[str, int] = {}

@@ -8,13 +8,11 @@ are needed.
 from collections.abc import Mapping, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
-from toolkit.aggregation.model_judge import JUDGED, Bar, Quality
+from toolkit.aggregation.model_judge import JUDGED, MODELS, Bar, Quality
 from toolkit.coordinator.closing.round_aggregation import Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.operator_log import BY_JUDGE
 
-MODELS = 3
-"""The bar is the best quality of this many last models, so that it does not sink slowly."""
 TIMES = 3
 """A device is paused after its updates were left out this many times."""
 JUDGE = "judge"
@@ -27,13 +25,12 @@ def bar_of(coordinator: Coordinator, held_out: Samples | None) -> Bar | None:
     A site is not judged, because it receives its models.
     """
     config, store = coordinator.config, coordinator.store
-    current = store.history.current_round()
-    if held_out is None or not config.aggregation.judge or config.site or current is None:
+    if held_out is None or not config.aggregation.judge or config.site:
         return None
     known = {
         r.round: Quality(r.accuracy, r.loss) for r in store.history.results() if r.loss is not None
     }
-    last = [own for round_, own in known.items() if current - MODELS < round_ <= current]
+    last = [known[round_] for round_ in store.history.line(MODELS) if round_ in known]
     if not last:
         return None
     return Bar.of(known[min(known)], last, len(held_out[1]))
@@ -54,9 +51,10 @@ def pause_judged(coordinator: Coordinator) -> None:
 
     A coordinator that was killed before does it when it starts again.
     """
-    for device, reason in _due(coordinator).items():
-        coordinator.act("pause", device, reason, JUDGE)
-        coordinator.notify("device-left-out", f"{device} is paused {reason}.", device=device)
+    with coordinator.lock:  # a device may leave, or an operator may pause it, at any time
+        for device, reason in _due(coordinator).items():
+            coordinator.act("pause", device, reason, JUDGE)
+            coordinator.notify("device-left-out", f"{device} is paused {reason}.", device=device)
 
 
 def _due(coordinator: Coordinator) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ from toolkit.aggregation.limits.update_bounds import (
     excesses,
     most_samples,
 )
-from toolkit.aggregation.model_judge import Bar, harmful, judged_text
+from toolkit.aggregation.model_judge import Bar, harmful, judged_text, search_order
 from toolkit.coordinator.database.suspicions import Suspect
 from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -221,8 +221,7 @@ class RoundAggregation:
 
     def _most_limited_first(self, device: str) -> tuple[float, str, str]:
         """Sort the updates so that those that may be harmful together are neighbours."""
-        limited = self.limited.get(device)
-        return -1.0 if limited is None else -limited.times, self._kinds.get(device, ""), device
+        return *search_order(self.limited.get(device), self._kinds.get(device, "")), device
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
         """Fold those updates of `devices` that leave the model usable.
@@ -297,7 +296,7 @@ class RoundAggregation:
         limits = None if self.reference is None else RoundLimits(self.reference)
         folded = self._fold_within(devices, limits)
         if limits is not None:
-            self._limits, pairs = limits, zip(folded, limits.limited, strict=False)
+            self._limits, pairs = limits, zip(folded, limits.limited, strict=True)
             self.limited = {device: limited for device, limited in pairs if limited is not None}
 
     def _fold_within(self, devices: Set[str], limits: RoundLimits | None) -> list[str]:

@@ -70,6 +70,18 @@ class RoundHistory:
         with self._database.transaction() as db:
             return {round_ for (round_,) in db.execute("SELECT round FROM history WHERE kept")}
 
+    def line(self, most: int) -> list[int]:
+        """The last rounds whose models led to the current one, at most `most`, the newest first."""
+        with self._database.transaction() as db:
+            row = db.execute(schema.CURRENT_ROUND).fetchone()
+            origins = dict(db.execute("SELECT round, started_from FROM history").fetchall())
+        rounds: list[int] = []
+        round_ = None if row is None else int(row[0])
+        while round_ is not None and len(rounds) < most:
+            rounds.append(round_)
+            round_ = origins[round_]
+        return rounds
+
     def origin(self) -> int | None:
         """The round whose model was trained in the round that led to the current model, or None."""
         with self._database.transaction() as db:

@@ -87,7 +87,7 @@ def saved_login(url: str | None = None) -> Login:
 
 
 def _known(path: Path) -> list[Login]:
-    """The logins in the file `path`, the last one first. None if it cannot be used."""
+    """The logins in the file `path`, the last one first; empty if it cannot be used."""
     try:
         last = _saved(path)
     except InputError:

@@ -78,7 +78,8 @@ def forged(trained: Trained, value: Callable[[TensorEntry], np.ndarray]) -> Rece
         new = value(entry)
         if is_variance(entry.stands_for or ""):
             new = np.maximum(new, 0)
-        tensors[entry.name] = new.astype(arrays[entry.name].dtype)
+        with np.errstate(over="ignore"):  # infinite, as a device could send it
+            tensors[entry.name] = new.astype(arrays[entry.name].dtype)
     return record, tensors
 
 

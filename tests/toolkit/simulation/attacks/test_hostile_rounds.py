@@ -78,14 +78,14 @@ def run(
     if "bounds" not in file.read_text():
         file.write_text(file.read_text() + "\n[aggregation]\nbounds = false\n")
     sent: list[Mapping[str, np.ndarray]] = []
-    add = chunks.Aggregation.add
+    add = chunks.Aggregation.add_checked
 
     def adding(self: Any, record: Any, arrays: Mapping[str, np.ndarray]) -> None:
         sent.append(arrays)
         add(self, record, arrays)
 
     with monkeypatch.context() as patched:
-        patched.setattr(chunks.Aggregation, "add", adding)
+        patched.setattr(chunks.Aggregation, "add_checked", adding)
         history = simulate.simulate(file, out)
     return history, sent[:CLIENTS]
 
@@ -212,14 +212,14 @@ def test_a_rule_is_that_of_aggregate_in_every_engine(
     first = simulate.prepare(load_simulation(file), simulate.RunFolder(tmp_path / "new"))
     expected = simulate.simulate(file, tmp_path / "here", rounds=1)
     sent: list[Received] = []
-    add = RuleAggregation.add
+    add = RuleAggregation.add_checked
 
     def adding(self: RuleAggregation, *update: Any) -> None:
         sent.append((update[0], update[1]))
         add(self, *update)
 
     monkeypatch.setattr(simulate, "Processes", lambda setup, workers: Elsewhere(setup))
-    monkeypatch.setattr(RuleAggregation, "add", adding)
+    monkeypatch.setattr(RuleAggregation, "add_checked", adding)
     came = simulate.simulate(file, tmp_path / "elsewhere", rounds=1, workers=2)
     assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
     policy = AggregationPolicy(rule="median")

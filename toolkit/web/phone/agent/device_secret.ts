@@ -51,8 +51,9 @@ export class DeviceSecret {
     try {
       await this.client.renewSecret({ challenge, secret_sha256, signature });
     } catch (error) {
-      if (error instanceof Refusal) return; // the next request shows which secret the coordinator knows
-      throw error;
+      if (!(error instanceof Refusal)) throw error;
+      if (error.unknown) await this.settle(); // the answer to an earlier try was lost
+      return;
     }
     this.client.secret = secret;
     await this.keep(secret);
