@@ -19,9 +19,9 @@ from device_agent.client.connections import connections
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT
 from device_agent.doctor.finding import Finding, isolated
-from device_agent.federation.identity.device_secret import with_next_secret
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.identity.trusted_key import new_key
+from device_agent.federation.identity.valid_secret import with_next_secret
 from device_agent.formats.protocol.fleet import Status
 from device_agent.formats.protocol.problems import (
     API,

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation.identity.device_secret import with_valid_secret
 from device_agent.federation.identity.state_folder import Identity, StateFolder
+from device_agent.federation.identity.valid_secret import with_valid_secret
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.formats.class_counts import worst_class_text

@@ -16,9 +16,9 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_keys import DeviceKey
-from device_agent.federation.identity.device_secret import with_valid_secret
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.identity.trusted_key import check_introduction, check_named_key
+from device_agent.federation.identity.valid_secret import with_valid_secret
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Images

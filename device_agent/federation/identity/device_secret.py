@@ -1,39 +1,19 @@
 """The secret with which a device makes its requests. The operator can ask for a new one."""
 
 import logging
-from collections.abc import Callable
 from secrets import token_urlsafe
-from typing import TypeVar
 
 import msgspec
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
 from device_agent.federation.identity.device_keys import DeviceKey
-from device_agent.federation.identity.state_folder import Identity, StateFolder
+from device_agent.federation.identity.state_folder import StateFolder
+from device_agent.federation.identity.valid_secret import with_next_secret
 from device_agent.formats.protocol.rounds import Work
 from profiles.errors import AuthorisationError, InputError
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
-    """Call `ask` with `identity`, and again with its next secret if its secret is unknown.
-
-    So it is after a device was killed between sending a new secret and keeping it.
-    """
-    try:
-        return ask(identity)
-    except AuthorisationError:
-        if identity.next_secret is None:
-            raise
-        return ask(with_next_secret(identity, identity.next_secret))
-
-
-def with_next_secret(identity: Identity, secret: str) -> Identity:
-    """`identity` with its next secret in place of its secret."""
-    return msgspec.structs.replace(identity, secret=secret, next_secret=None)
 
 
 class DeviceSecret:
