@@ -94,6 +94,13 @@ def test_links_outside_the_site_lead_somewhere(page: str) -> None:
     assert not [path for path in paths if not (ROOT / path).exists()]
 
 
+def test_the_threat_model_names_tests_that_exist() -> None:
+    page = (DOCS / "guides" / "threat-model.md").read_text("utf-8")
+    named = re.findall(r"`([\w/]+\.py)`", page)
+    assert named
+    assert not [path for path in named if not (ROOT / "tests" / path).exists()]
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150
 
