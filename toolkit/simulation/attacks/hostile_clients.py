@@ -84,9 +84,10 @@ class HostileTraining:
             data = attack.poison(data, self._poison())
         update = train(number, data)
         others: Sequence[Arrays] = []
-        if attack.knows == "several":
-            groups = known if len(known) > 1 else [Known(own.number, half) for half in halves(data)]
-            others = [train(*group).tensors for group in groups]
+        if attack.knows == "several" and len(known) > 1:
+            others = [update.tensors, *(train(*other).tensors for other in known[1:])]
+        elif attack.knows == "several":
+            others = [train(own.number, half).tensors for half in halves(data)]
         strength = attack.strength if self.table.strength is None else self.table.strength
         draw = np.random.default_rng([self.seed, own.number, round_, 3])
         honest = update.record, update.tensors
