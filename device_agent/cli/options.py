@@ -115,6 +115,10 @@ OWNER_OPTIONS = (
     click.option(
         "--only-when-charging", is_flag=True, help="Pause while the device runs on battery."
     ),
+    click.option("--only-when-idle", is_flag=True, help="Pause while somebody uses this machine."),
+    click.option(
+        "--only-unmetered", is_flag=True, help="Pause while the network connection is metered."
+    ),
     click.option("--quiet-hours", type=Hours(), help="Pause at this time every day: 22:00-07:00."),
     click.option(
         "--report-classes",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from device_agent.system import sensors
+from device_agent.system import sensors, system_bus
 from profiles.errors import InputError
 
 HYSTERESIS_C = 5.0
@@ -59,11 +59,15 @@ class OwnerLimits:
         max_temperature: Pause above this temperature, in degrees Celsius.
         only_when_charging: Pause while the device runs on battery.
         quiet_hours: Pause at this time of day.
+        only_when_idle: Pause while somebody uses the device.
+        only_unmetered: Pause while the network may cost money by volume.
     """
 
     max_temperature: float | None = None
     only_when_charging: bool = False
     quiet_hours: QuietHours | None = None
+    only_when_idle: bool = False
+    only_unmetered: bool = False
 
     def reason(
         self, now: datetime.time, *, paused: bool = False, root: Path = sensors.SYS
@@ -78,13 +82,19 @@ class OwnerLimits:
             root: Root of sysfs.
 
         Returns:
-            The reason in a few words, or None. If the machine does not measure a value, its limit
-            is ignored.
+            The reason in a few words, or None. A machine without a sensor of temperature or power
+            ignores that limit. If nothing tells whether it is idle or unmetered, it pauses.
         """
         if self.quiet_hours is not None and self.quiet_hours.covers(now):
             return f"quiet hours until {self.quiet_hours.end:%H:%M}"
         if self.only_when_charging and sensors.charging(root) is False:
             return "running on battery"
+        if self.only_when_idle and (idle := system_bus.is_idle()) is not True:
+            return "in use by somebody" if idle is False else "logind does not say if it is idle"
+        if self.only_unmetered and (metered := system_bus.is_metered()) is not False:
+            return (
+                "on a metered connection" if metered else "NetworkManager does not say if metered"
+            )
         if self.max_temperature is not None:
             degrees = sensors.temperature_c(root)
             limit = self.max_temperature - (HYSTERESIS_C if paused else 0)
@@ -96,13 +106,20 @@ class OwnerLimits:
         """Check that this machine can keep the limits.
 
         Raises:
-            InputError: There is a temperature limit, and the machine has no temperature sensor.
+            InputError: There is a temperature limit, and the machine has no temperature sensor. Or
+                a limit needs `busctl`, which is not installed.
         """
         if self.max_temperature is not None and sensors.temperature_c(root) is None:
             raise InputError(
                 "This machine has no temperature sensor in /sys/class/thermal, so "
                 "--max-temperature cannot be used. Leave this option out.",
                 code="option.no-temperature-sensor",
+            )
+        if (self.only_when_idle or self.only_unmetered) and not system_bus.is_readable():
+            raise InputError(
+                "--only-when-idle and --only-unmetered ask logind and NetworkManager with "
+                "`busctl`, which is not installed here. Install systemd, or leave them out.",
+                code="option.no-busctl",
             )
 
 

@@ -16,7 +16,14 @@ from profiles.text_formatting import did_you_mean
 
 log = logging.getLogger(__name__)
 TEXT_OPTIONS = {"data", "state", "quiet_hours"}
-SWITCHES = {"only_when_charging", "log_json", "report_classes", "fine_tune"}
+SWITCHES = {
+    "only_when_charging",
+    "only_when_idle",
+    "only_unmetered",
+    "log_json",
+    "report_classes",
+    "fine_tune",
+}
 GROUPS, ASKED = ("training", "limits"), ("evaluation", "budget_s")
 """Fields that are groups of options, and those that the federation sets."""
 NUMBER_LIMIT = 2**63

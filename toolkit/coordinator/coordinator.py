@@ -222,12 +222,20 @@ class Coordinator(
         self.store.registry.count_bytes(device.id, fetched=size)
 
     def progress(self, device: Device, progress: Progress) -> None:
-        """Record what `device` is doing."""
+        """Record what `device` is doing.
+
+        A pause before the device has begun with a round means that its owner's conditions do not
+        hold: no round waits for it.
+        """
         with self.lock:
-            activity = self.activity[device.id]
+            activity, paused = self.activity[device.id], progress.state == PAUSED
             if device.id not in self.rounds.paused:
+                if device.id in self.rounds.stopped and not paused:
+                    self.resume(device)
                 activity.state = progress.state
                 activity.note = None if progress.note is None else shortened(progress.note)
+                if paused and not self.rounds.has_begun(device.id):
+                    self.set_aside(device.id)
             if progress.loss is not None and is_finite(progress.loss):
                 activity.loss = progress.loss
 
@@ -246,6 +254,9 @@ class Coordinator(
                 activity.not_needed_in, activity.missed = round_ if enough else None, late
             self.not_needed = (round_, len(left) if enough else 0)
             self.rounds.close()
+            for device in left:
+                if self.activity[device].state == PAUSED:
+                    self.set_aside(device)
         return [] if enough else [self.store.registry.device(device) for device in left]
 
     def note_too_old(self) -> None:

@@ -12,6 +12,9 @@ ABSENT = "absent"
 """State of a device that lost its place because it was away for too long. It may come back."""
 STOPPED = "stopped"
 """State of a device after it has reported that it stops, until it asks for work again."""
+INELIGIBLE = "ineligible"
+"""State of a device that its owner's conditions keep from the next round. It asks again when they
+hold."""
 LEFT_OUT = "left out"
 """State of a device whose updates are not used, because one may have damaged the model."""
 

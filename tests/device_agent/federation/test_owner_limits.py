@@ -78,6 +78,49 @@ def test_reasons(tmp_path: Path) -> None:
     assert OwnerLimits().reason(night, root=machine(tmp_path / "on", 200, 0)) is None
 
 
+@pytest.mark.parametrize(
+    ("limits", "answer", "reason"),
+    [
+        (OwnerLimits(only_when_idle=True), "b true", None),
+        (OwnerLimits(only_when_idle=True), "b false", "in use by somebody"),
+        (OwnerLimits(only_when_idle=True), "", "logind does not say if it is idle"),
+        (OwnerLimits(only_unmetered=True), "u 1", "on a metered connection"),
+        (OwnerLimits(only_unmetered=True), "u 2", None),
+        (OwnerLimits(only_unmetered=True), "u 3", "on a metered connection"),
+        (OwnerLimits(only_unmetered=True), "u 4", None),
+        (OwnerLimits(only_unmetered=True), "u 0", "NetworkManager does not say if metered"),
+        (OwnerLimits(), "u 1", None),
+    ],
+)
+def test_what_the_system_bus_tells(
+    limits: OwnerLimits,
+    answer: str,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`busctl` printed these answers for logind and NetworkManager of python-dbusmock 0.28."""
+    wanted = "IdleHint" if limits.only_when_idle else "Metered"
+    fake = tmp_path / "busctl"
+    fake.write_text(f'#!/bin/sh\ncase "$*" in *" {wanted}") echo "{answer}";; *) exit 1;; esac\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    limits.check(tmp_path)
+    assert limits.reason(time(12), root=tmp_path) == reason
+
+
+@pytest.mark.parametrize(
+    "limits", [OwnerLimits(only_when_idle=True), OwnerLimits(only_unmetered=True)]
+)
+def test_without_busctl_the_limits_cannot_be_kept(
+    limits: OwnerLimits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with refused("option.no-busctl"):
+        limits.check(tmp_path)
+    assert limits.reason(time(12), root=tmp_path) is not None
+
+
 def test_a_pause_is_reported_once_and_ends(tmp_path: Path, said: list[str]) -> None:
     heat, told = [80.0, 75.0, 68.0, 60.0], list[Progress]()
 

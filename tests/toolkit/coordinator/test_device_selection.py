@@ -227,6 +227,51 @@ def test_devices_that_their_owners_limits_pause_are_not_asked(tmp_path: Path) ->
     assert not set(fleet.asked()) & set(busy)
 
 
+@pytest.mark.parametrize("goal", [True, False])
+def test_nobody_waits_for_devices_whose_conditions_do_not_hold(tmp_path: Path, goal: bool) -> None:
+    """Also not if their conditions end after the round has asked them and before they begin."""
+    fleet = SelectingFleet(tmp_path, KEYS if goal else "")
+    unmet = Progress(state="paused", note="on a metered connection")
+    asked = fleet.asked()
+    kept, begun, away = asked[: len(asked) // 2], asked[-2:], asked[len(asked) // 2 : -2]
+    fleet.poll([*kept, *begun])
+    for number in (*away, *begun):
+        fleet.coordinator.progress(fleet.device(number), unmet)
+    assert fleet.asked() == [*kept, *begun]  # a training that pauses keeps its place
+    states = fleet.coordinator.states()
+    assert (states["ineligible"], states["paused"]) == (len(away), len(begun))
+    page = fleet.coordinator.device_page(0, 3, state="ineligible")
+    assert (page.total, page.devices[0].note) == (len(away), "on a metered connection")
+    fleet.poll(away[:1])  # its conditions hold again
+    assert fleet.asked() == [*kept, away[0], *begun]
+    fleet.coordinator.progress(fleet.device(away[0]), unmet)
+    fleet.train(kept)
+    fleet.now += fleet.config.deadline_s
+    fleet.turn()
+    assert fleet.store.history.results()[-1].updates == len(kept)
+    fleet.poll([number for number in range(DEVICES) if number not in (*away, *begun)])
+    fleet.turn()
+    assert fleet.coordinator.rounds.round == 2
+    assert not set(fleet.asked()) & {*away, *begun}
+    fleet.coordinator.progress(fleet.device(begun[0]), Progress(state="training"))
+    assert (begun[0] in fleet.asked()) is not goal  # it was not selected for this round
+    assert fleet.coordinator.states()["ineligible"] == len(away) + 1
+
+
+def test_a_fleet_of_which_no_device_is_eligible_opens_no_round(tmp_path: Path) -> None:
+    fleet = SelectingFleet(tmp_path, "", 3)
+    for number in range(3):
+        note = Progress(state="paused", note="in use by somebody")
+        fleet.coordinator.progress(fleet.device(number), note)
+    for _ in range(3):
+        fleet.now += fleet.config.deadline_s
+        fleet.turn()
+    assert (fleet.coordinator.rounds.phase, fleet.asked()) == ("aggregating", [])
+    fleet.poll([1])
+    fleet.turn()
+    assert fleet.asked() == [1]
+
+
 def test_a_round_waits_for_devices_but_not_for_ever(tmp_path: Path) -> None:
     fleet = SelectingFleet(tmp_path)
     fleet.train(fleet.asked()[:GOAL])

@@ -381,7 +381,7 @@ def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_pa
         service.settimeout(20)
         with agent(tmp_path, "--config", "o.toml", NOTIFY_SOCKET=str(address)) as process:
             until = f"quiet hours until {end}"
-            soon(lambda: (desk(server).state, desk(server).note) == ("paused", until))
+            soon(lambda: (desk(server).state, desk(server).note) == ("ineligible", until))
             assert process.stderr is not None
             line = json.loads(process.stderr.readline())
             assert [service.recv(200) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]

@@ -3,7 +3,7 @@
 import logging
 
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol.fleet import STOPPED
+from device_agent.formats.protocol.fleet import INELIGIBLE, STOPPED
 from device_agent.formats.protocol.rounds import DIVERGED, Fallback, Stopped, SubmodelFailure
 from profiles.text_formatting import counted
 from toolkit.coordinator.database.device_registry import Device, label
@@ -79,8 +79,18 @@ class DeviceTroubles(FederationState):
             logger.warning("%s has stopped: %s (%s)", label(device), reason, code)
         self.changed.set()
 
+    def set_aside(self, device: str) -> None:
+        """Wait for `device` no more, and select it for no round, until its owner's conditions hold.
+
+        The device then asks for work. The caller holds the lock.
+        """
+        self.activity[device].state = INELIGIBLE
+        self.rounds.stop(device)
+        self.note_reopening()
+        self.changed.set()
+
     def resume(self, device: Device) -> None:
-        """Let rounds, also the open one, wait again for a `device` that had stopped.
+        """Let rounds, also the open one, wait again for a `device` that had stopped or was paused.
 
         The caller holds the lock.
         """

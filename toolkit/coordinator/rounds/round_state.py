@@ -7,6 +7,7 @@ Without devices that judge the last model, `finished` follows at once.
 
 A device may leave at any time. Another one may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
+The same holds for a device whose owner's conditions do not hold before it has begun with a round.
 A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
 A round may be opened for some devices only, with a goal: it closes with that number of updates. The
 other devices wait. If too few updates have come at its deadline, it opens again for other devices.
@@ -304,6 +305,11 @@ class Rounds:
         """
         if self.phase == "training":
             self._started.add(device)
+
+    def has_begun(self, device: str) -> bool:
+        """Whether `device` has got the work of a round and has not sent its update."""
+        begun = device in self.flights or device in self._started
+        return begun and device not in self.updates
 
     def started_before(self, devices: Collection[str]) -> None:
         """Record that `devices` had begun with the round that opens next, before a restart."""
