@@ -129,7 +129,7 @@ def check_key(key: str, fingerprint: str | None, url: str) -> None:
 def check_invitation(invitation: Invitation, fingerprint: str | None, url: str) -> None:
     """Raise TrustError unless the key that the token names has signed `invitation`."""
     check_key(invitation.key, fingerprint, url)
-    if not _is_signed(invitation.key, invitation.signature, invitation_text(invitation)):
+    if not is_signed(invitation.key, invitation.signature, invitation_text(invitation)):
         raise TrustError(
             "The description of the federation at {url} is not signed by its coordinator: somebody "
             "in between has altered it. Use https.",
@@ -140,7 +140,7 @@ def check_invitation(invitation: Invitation, fingerprint: str | None, url: str) 
 
 def check_key_change(change: KeyChange, url: str) -> None:
     """Raise TrustError unless the old key of `change` has signed it."""
-    if not _is_signed(change.old, change.signature, key_change_text(change)):
+    if not is_signed(change.old, change.signature, key_change_text(change)):
         raise TrustError(
             "{url} sent a new key that is not signed with the coordinator's earlier key: somebody "
             "in between has altered it. Nothing was changed. Use https.",
@@ -151,7 +151,7 @@ def check_key_change(change: KeyChange, url: str) -> None:
 
 def check_signature(work: Work, key: str) -> None:
     """Raise TrustError unless the coordinator with the public `key` (base64) has signed `work`."""
-    if not _is_signed(key, work.signature, work_text(work)):
+    if not is_signed(key, work.signature, work_text(work)):
         raise TrustError(
             "The received work is not signed by the coordinator that this device has joined: "
             "somebody in between has altered it. Nothing was trained. Use https, or join again if "
@@ -163,7 +163,7 @@ def check_signature(work: Work, key: str) -> None:
 
 def check_release(offer: ReleaseOffer, key: str) -> None:
     """Raise TrustError unless the coordinator with the public `key` (base64) has signed `offer`."""
-    if not _is_signed(key, offer.signature, release_text(offer)):
+    if not is_signed(key, offer.signature, release_text(offer)):
         raise TrustError(
             "The offer of release {number} is not signed by the coordinator that this device has "
             "joined: somebody in between has altered it. Nothing was changed. Use https.",
@@ -172,7 +172,8 @@ def check_release(offer: ReleaseOffer, key: str) -> None:
         )
 
 
-def _is_signed(key: str, signature: str, text: bytes) -> bool:
+def is_signed(key: str, signature: str, text: bytes) -> bool:
+    """Whether the owner of the public `key` (base64) has made `signature` (base64) of `text`."""
     # Imported here: `status` and `doctor` do not need this function.
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

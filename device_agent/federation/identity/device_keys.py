@@ -68,6 +68,10 @@ class DeviceKey:
         raw = self._private.public_key().public_bytes_raw()
         return base64.b64encode(raw).decode()
 
+    def signature(self, text: bytes) -> str:
+        """The signature of `text`, in base64."""
+        return base64.b64encode(self._private.sign(text)).decode()
+
     def join_request(
         self,
         token: str,
@@ -86,22 +90,20 @@ class DeviceKey:
             clock: The device's clock.
         """
         timestamp = int(clock.now())
-        signature = self._private.sign(join_text(token, self.public, timestamp))
         return JoinRequest(
             name=name,
             public_key=self.public,
             machine=dict(machine),
             timestamp=timestamp,
-            signature=base64.b64encode(signature).decode(),
+            signature=self.signature(join_text(token, self.public, timestamp)),
             profile=profile,
         )
 
     def new_secret(self, challenge: str, secret: str) -> NewSecret:
         """Make the answer to a `challenge` of the coordinator: the signed hash of a new secret."""
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        signature = self._private.sign(secret_text(challenge, digest))
         return NewSecret(
             challenge=challenge,
             secret_sha256=digest,
-            signature=base64.b64encode(signature).decode(),
+            signature=self.signature(secret_text(challenge, digest)),
         )

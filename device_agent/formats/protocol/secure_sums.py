@@ -1,0 +1,137 @@
+"""Messages of secure aggregation: devices add up their updates behind masks that cancel.
+
+keys      each device sends two new public keys
+shares    each device sends shares of its secrets, encrypted for its neighbours
+input     each device sends its masked update
+confirm   each device signs the list of devices whose update has come
+unmask    each device sends shares with which the masks of the sum can be removed
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+Base64 = Annotated[str, Meta(max_length=400)]
+Identifier = Annotated[str, Meta(max_length=100)]
+Step = Literal["wait", "shares", "input", "confirm", "unmask", "over", "again"]
+FEWEST = 3
+"""No device takes part in a smaller sum: two devices would know each other's updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureTerms:
+    """How the devices of a round add up their updates. The coordinator signs it with the work.
+
+    Attributes:
+        fewest: A sum has the updates of at least so many devices.
+        most_change: No number of an update changes by more in a round; larger changes are clipped.
+        most_samples: A device with more samples counts like one with so many.
+    """
+
+    fewest: Annotated[int, Meta(ge=FEWEST)]
+    most_change: Annotated[float, Meta(gt=0)]
+    most_samples: Annotated[int, Meta(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureKeys:
+    """A device has trained, and offers new keys for one attempt at the sum.
+
+    `mask_key` and `share_key` are public keys of X25519, 32 raw bytes in base64. `bundle` is the
+    SHA-256 of the manifest that it trained. `signature` is the device's signature of `keys_text`,
+    with the key of its join.
+    """
+
+    bundle: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    mask_key: Base64
+    share_key: Base64
+    signature: Base64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureMember:
+    """A device of the group: its id, its key of the join (in base64), and its keys for the sum."""
+
+    device: Identifier
+    key: Base64
+    keys: SecureKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureStep:
+    """What a device does next in the sum of `round`.
+
+    - `shares`: send shares for the group of `members`. `signature` is the coordinator's signature
+      of `group_text`.
+    - `input`: send the masked update. `shares` are what the neighbours have sent, by sender.
+    - `confirm`: sign `present_text` of `present`, the devices whose update has come.
+    - `unmask`: send shares for `present`. `confirmations` are the signatures, by device.
+    - `over`: the sum has this device's update, or does without it.
+    - `again`: the coordinator knows no keys of this device: it sends new ones, for another attempt.
+    """
+
+    step: Step
+    round: int
+    ask_again_s: float = 0.0
+    members: list[SecureMember] = field(default_factory=list)
+    signature: str = ""
+    shares: dict[str, str] = field(default_factory=dict)
+    present: list[str] = field(default_factory=list)
+    confirmations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureShares:
+    """The encrypted shares of a device's secrets, in base64, by receiver."""
+
+    shares: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureInput:
+    """The masked update has been sent as tensors with this SHA-256."""
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureConfirmation:
+    """A device's signature of `present_text`, in base64."""
+
+    signature: Base64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureUnmasking:
+    """Shares in base64, by the device whose secret it is.
+
+    `seeds` are of devices whose update has come, `keys` of devices whose update has not.
+    """
+
+    seeds: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
+    keys: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
+
+
+def keys_text(round_: int, bundle: str, mask_key: str, share_key: str) -> bytes:
+    """The text that a device signs in its SecureKeys."""
+    lines = ["edgetailor-secure-keys-1", str(round_), bundle, mask_key, share_key]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def group_text(round_: int, members: list[SecureMember]) -> bytes:
+    """The text that the coordinator signs for a group, in the order of the devices' ids."""
+    lines = ["edgetailor-secure-group-1", str(round_)]
+    for member in sorted(members, key=lambda member: member.device):
+        keys = member.keys
+        lines.append(
+            " ".join((member.device, member.key, keys.bundle, keys.mask_key, keys.share_key))
+        )
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def present_text(context: bytes, present: list[str]) -> bytes:
+    """The text that a device signs to confirm whose updates have come, in one group."""
+    digest = hashlib.sha256("".join(f"{device}\n" for device in sorted(present)).encode())
+    return f"edgetailor-secure-present-1\n{context.hex()}\n{digest.hexdigest()}\n".encode()
