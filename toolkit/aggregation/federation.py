@@ -30,6 +30,12 @@ from toolkit.aggregation.limits.reference import Figures, RoundLimits
 from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.aggregation.limits.update_limits import figures, within_limits
 from toolkit.aggregation.limits.update_scales import scales
+from toolkit.aggregation.privacy.gaussian_noise import RandomBytes
+from toolkit.aggregation.privacy.noised_model import (
+    DevicePrivacy,
+    expected_devices,
+    noised_model,
+)
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
@@ -237,6 +243,32 @@ class Federation:
         idle = self.model.kept.keys() - aggregation.factors.keys()
         fitted = {key: self._refitted(key, self.model) for key in sorted(idle)}
         self._follow(replace(self.model, kept={**self.model.kept, **fitted}))
+
+    def take_noised(
+        self,
+        aggregation: Aggregation,
+        devices: Mapping[str, float],
+        round_: int,
+        privacy: DevicePrivacy,
+        random_bytes: RandomBytes,
+    ) -> None:
+        """Use the noised sum of clipped changes as the next model, see `noised_model.py`.
+
+        Args:
+            aggregation: The sums by `add_clipped` of updates of this model; they may be empty.
+            devices: How many devices of each submodel are expected in the sums.
+            round_: The round in which they trained, from 1.
+            privacy: The clipping and the noise.
+            random_bytes: Where the noise comes from.
+
+        Raises:
+            UpdateError: A number became too large; the model then stays unchanged.
+        """
+        kinds = ((in_round(self.submodel(spec), round_), n) for spec, n in devices.items())
+        expected = expected_devices(self.model, kinds)
+        new = noised_model(aggregation, expected, privacy, random_bytes)
+        kept = {key: self._refitted(key, new) for key in new.kept}
+        self._follow(replace(new, kept=kept))
 
     def _refitted(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
         """The factors that `model` keeps under `key`, fitted to its tensors."""

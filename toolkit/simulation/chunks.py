@@ -19,6 +19,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import limited_update
 from toolkit.aggregation.partial_aggregates.partial import encode_partial
+from toolkit.aggregation.privacy.clipped_changes import add_clipped
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_validation import check_update
 from toolkit.evaluation_sums import Evaluation
@@ -99,8 +100,9 @@ class TrainedChunk:
     """The result of training a chunk.
 
     Attributes:
-        partial: The sum of all updates, as the files of a partial aggregate. None if there is no
-            update, if clients train alone, or if the rule is not the mean.
+        partial: The sum of all updates, or of their clipped changes, as the files of a partial
+            aggregate. None if there is no update, if clients train alone, or if the rule is not the
+            mean.
         updates: All updates by client, if the rule is not the mean, or if their limits need the
             figures of the whole round. `check_update` has accepted them.
         is_limited: Whether these updates are within their limits.
@@ -176,12 +178,14 @@ class ChunkTrainer:
     def _together(self, chunk: Chunk, result: TrainedChunk) -> None:
         """Train the clients and add their updates, with one update in memory at a time.
 
-        Other rules than the mean, and the limits of a new kind, need all updates together.
+        Other rules than the mean, and the limits of a new kind, need all updates together. With
+        differential privacy, the sum is of the clipped changes.
         """
         model, policy = self.federation.model, self.federation.policy
         aggregation = Aggregation(model, dataclasses.replace(policy, rule="mean"))
         limits = None if chunk.reference is None else RoundLimits(chunk.reference)
         result.is_limited = not chunk.is_new_kind
+        privacy = self.config.privacy
         for client in chunk.clients:
             update = None
             with result.leaving_out_diverged(client.number):
@@ -194,7 +198,9 @@ class ChunkTrainer:
                 result.figures[client.number] = limits.figures[-1]
                 if (limited := limits.limited[-1]) is not None:
                     result.limited[client.number] = limited
-            if policy.rule == "mean" and not chunk.is_new_kind and not chunk.whole:
+            if privacy is not None:
+                add_clipped(aggregation, update, privacy.clip)
+            elif policy.rule == "mean" and not chunk.is_new_kind and not chunk.whole:
                 aggregation.add_checked(*update)
             else:
                 result.updates[client.number] = update

@@ -45,8 +45,25 @@ class ClientSelection:
         wanted = config.updates_wanted(clients)
         if wanted is None:
             return max(1, round(config.simulation.participation * clients))
+        if config.privacy is not None:
+            return min(clients, wanted)
         # With a baseline, no client fails or is late.
         return min(clients, wanted if config.simulation.baseline else config.devices_asked(wanted))
+
+    @property
+    def probability(self) -> float:
+        """With differential privacy, each client is asked with this probability, independently."""
+        return self.asked / len(self.specs)
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """With differential privacy, how many clients of each submodel a round asks on average."""
+        numbers: dict[str, float] = {}
+        for own in self.specs:
+            drawn = self.choices.get(own, (own,))
+            for spec in drawn:
+                numbers[spec] = numbers.get(spec, 0.0) + self.probability / len(drawn)
+        return numbers
 
     def clients(self, round_: int) -> list[tuple[int, str]]:
         """The number and the submodel of each client of `round_`, in the order of the numbers.
@@ -80,7 +97,10 @@ class ClientSelection:
             )
             for number in here
         ]
-        positions = selected(self.config.selection, draw, candidates, self.asked)
+        if self.config.privacy is None:
+            positions = selected(self.config.selection, draw, candidates, self.asked)
+        else:
+            positions = np.flatnonzero(draw.random(len(here)) < self.probability).tolist()
         chosen = [here[position] for position in positions]
         for number in chosen:
             self._last_rounds[number] = round_

@@ -17,9 +17,11 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Reference
 from toolkit.aggregation.model_judge import MODELS, Bar, Quality
 from toolkit.aggregation.partial_aggregates.partial import decode_partial
+from toolkit.aggregation.privacy.noised_model import DevicePrivacy
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale
+from toolkit.coordinator.federation_file.privacy_table import PrivacyTable
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.evaluation_sums import Evaluation, mean_evaluation
@@ -385,12 +387,25 @@ class _Round(TrainedChunk):
         If clients train alone, returns the mean of their evaluations.
         """
         federation = self.simulation.federation
-        if not self.alone:
-            if self.aggregation.updates:
-                if self.simulation.timetable is None:
-                    federation.take(self.aggregation)
-                else:
-                    assert isinstance(self.aggregation, Aggregation)
-                    federation.take_stale(self.aggregation)
-            return federation.evaluation(*self.simulation.held_out)
-        return mean_evaluation(self.alone)
+        if self.alone:
+            return mean_evaluation(self.alone)
+        if self.simulation.config.privacy is not None:
+            self.take_noised(self.simulation.config.privacy)
+        elif self.aggregation.updates:
+            if self.simulation.timetable is None:
+                federation.take(self.aggregation)
+            else:
+                assert isinstance(self.aggregation, Aggregation)
+                federation.take_stale(self.aggregation)
+        return federation.evaluation(*self.simulation.held_out)
+
+    def take_noised(self, privacy: PrivacyTable) -> None:
+        """Use the noised sum of the clipped changes, of which there may be none."""
+        assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
+        simulation = self.simulation
+        # The last number separates these draws from all others.
+        draw = np.random.default_rng([simulation.config.simulation.seed, self.number, 4])
+        noise = DevicePrivacy(privacy.clip, privacy.noise_multiplier)
+        simulation.federation.take_noised(
+            self.aggregation, simulation.selection.expected, self.number, noise, draw.bytes
+        )

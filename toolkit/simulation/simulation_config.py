@@ -59,6 +59,15 @@ class SimulationConfig(FederationConfig):
         return self
 
     @model_validator(mode="after")
+    def _privacy_has_clients(self) -> Self:
+        if self.privacy is not None and self.simulation.baseline is not None:
+            raise ValueError(
+                "[privacy] does not go with a `baseline`, which averages no updates: remove one of "
+                "them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _clients_are_counted_once(self) -> Self:
         both = "participation" in self.simulation.model_fields_set
         if self.clients_per_round is not None and both:

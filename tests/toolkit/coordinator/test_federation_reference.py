@@ -15,6 +15,7 @@ from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_file.device_kinds import DeviceKind
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.load_config import load_config
+from toolkit.coordinator.federation_file.privacy_table import PrivacyTable
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import (
     EvaluationTable,
@@ -36,6 +37,7 @@ TABLES: dict[str, type] = {
     "[training]": TrainingConfig,
     "[aggregation]": AggregationPolicy,
     "[evaluation]": EvaluationTable,
+    "[privacy]": PrivacyTable,
     "[release]": ReleaseTable,
     "[notify]": NotifyTable,
     "[simulation]": SimulationTable,
@@ -106,12 +108,13 @@ def test_the_example_for_csv_files_is_read(tmp_path: Path) -> None:
 
 
 def test_the_examples_together_are_a_file_that_is_read(tmp_path: Path) -> None:
-    text = "".join(example(heading) for heading in TABLES if heading != SERIES)
+    # [privacy] does not go with [evaluation] and others.
+    text = "".join(example(heading) for heading in TABLES if heading not in (SERIES, "[privacy]"))
     path = tmp_path / "federation.toml"
     path.write_text(text)
     config = load_config(path)
     written = tomllib.loads(text)
-    assert written.keys() == CoordinatorConfig.model_fields.keys() - ALTERNATIVES
+    assert written.keys() == CoordinatorConfig.model_fields.keys() - ALTERNATIVES - {"privacy"}
     assert (config.port, config.deadline_s) == (written["port"], written["deadline_s"])
     assert config.devices[0].memory == 120_000_000
 

@@ -22,6 +22,7 @@ from profiles.text_formatting import counted
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.coordinator.federation_file.device_kinds import ANY, DeviceKind
 from toolkit.coordinator.federation_file.model_keys import ModelKeys
+from toolkit.coordinator.federation_file.privacy_table import PrivacyTable, with_privacy
 from toolkit.coordinator.federation_file.round_keys import RoundKeys
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import (
@@ -79,6 +80,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     """The keys that both `serve` and `simulate` read. `load_settings` makes its paths absolute.
 
     - `data`: how pictures or CSV files of a device become samples.
+    - `privacy`: differential privacy for devices.
     - `sweep`: values that `simulate` tries for other keys; `serve` does not use it.
     """
 
@@ -88,6 +90,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     training: TrainingConfig = TrainingConfig()
     aggregation: AggregationPolicy = AggregationPolicy()
     evaluation: EvaluationTable = EvaluationTable()
+    privacy: PrivacyTable | None = None
     release: ReleaseTable = ReleaseTable()
     notify: NotifyTable = NotifyTable()
     # Not among the settings that are stored: more values may be tried later.
@@ -95,6 +98,11 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         default=None, exclude=True
     )
     devices: Annotated[tuple[DeviceKind, ...], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _privacy_sets_keys(cls, given: Any) -> Any:
+        return with_privacy(given)
 
     @field_validator("training", "aggregation", mode="wrap")
     @classmethod
@@ -171,6 +179,28 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         return self
 
     @model_validator(mode="after")
+    def _privacy_is_kept(self) -> Self:
+        if self.privacy is None:
+            return self
+        for key, breaks, why in (
+            ('mode = "async"', self.mode == "async", "one device may send several updates"),
+            ("site = true", self.site, "a site sends sums without noise"),
+            (f'rule = "{self.aggregation.rule}"', self.aggregation.rule != "mean",
+             "only a sum gets the right noise"),
+            ("quorum", self.quorum is not None,
+             "a device then decides whether another device counts"),
+            ("over_selection", "over_selection" in self.model_fields_set,
+             "a device then decides whether another device counts"),
+            (f'selection = "{self.selection}"', self.selection != "uniform",
+             "each device must be asked with the same probability"),
+            ("share in [evaluation]", self.evaluation.share > 0,
+             "counts of devices get no noise"),
+        ):  # fmt: skip
+            if breaks:
+                raise ValueError(f"`{key}` does not go with [privacy], because {why}: remove it")
+        return self
+
+    @model_validator(mode="after")
     def _asking_devices_stay_members(self) -> Self:
         after, forget = self.release.after_rounds, self.forget_after
         if after is not None and forget is not None and forget <= after:
@@ -208,3 +238,9 @@ class CoordinatorConfig(FederationConfig):
 
     held_out: Path | None = None
     simulation: SimulationTable | None = None
+
+    @model_validator(mode="after")
+    def _privacy_is_simulated(self) -> Self:
+        if self.privacy is not None:
+            raise ValueError("only `simulate` knows [privacy] so far: remove it for `serve`")
+        return self

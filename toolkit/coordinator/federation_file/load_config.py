@@ -12,6 +12,7 @@ from toolkit.coordinator.federation_file.federation_config import (
     FederationConfig,
 )
 from toolkit.coordinator.federation_file.hostile_table import HostileTable
+from toolkit.coordinator.federation_file.privacy_table import PrivacyTable
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import (
     EvaluationTable,
@@ -51,6 +52,7 @@ def _known_keys(key_path: KeyPath) -> list[str]:
         "aggregation": AggregationPolicy.__dataclass_fields__,
         "evaluation": EvaluationTable.model_fields,
         "devices": DeviceKind.model_fields,
+        "privacy": PrivacyTable.model_fields,
         "release": ReleaseTable.model_fields,
         "notify": NotifyTable.model_fields,
         "simulation": SimulationTable.model_fields,

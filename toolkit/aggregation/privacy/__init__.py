@@ -1,0 +1,1 @@
+"""Differential privacy for devices: clipped changes, Gaussian noise, and the spent budget."""

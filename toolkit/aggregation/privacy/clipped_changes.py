@@ -1,0 +1,76 @@
+"""Clips what each update changes, so that no device moves a round's sum by more than `clip`."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from profiles.errors import InputError
+from toolkit.aggregation.limits.update_limits import changes
+from toolkit.aggregation.recover import Received
+from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.submodels.submodel import Submodel
+from toolkit.submodels.tensor_slices import slices_by_tensor
+
+ROUNDING = 1e-6
+"""A clipped change is so much shorter than `clip`, because its numbers are rounded to float32."""
+
+
+def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> float:
+    """Add the clipped change of `update` to `aggregation`, with the weight 1.
+
+    The change is v - r of all tensors v that the update holds, where r is what the device received.
+    Factors are composed first. Its L2 norm is at most `clip` afterwards. Rows of classes that the
+    device does not have count as unchanged: which classes it has is not known from the sum.
+
+    The sums of `aggregation` are then sums of changes, for `noised_model`; `Aggregation.result`
+    cannot use them.
+
+    Args:
+        aggregation: The sums so far.
+        update: `check_update` has accepted it. It was trained from the model of `aggregation`.
+        clip: The bound of the L2 norm.
+
+    Returns:
+        The norm before.
+    """
+    record = update[0]
+    policy = replace(aggregation.policy, factors="act")
+    names = {entry.name: entry.stands_for or "" for entry in record.tensors}
+    moved: dict[str, Tensor] = {}
+    squares = 0.0
+    for change in changes(update, aggregation.model, policy):
+        value = torch.from_numpy(change.new.astype(np.float64) - change.old)
+        if change.rows is not None:
+            others = torch.ones(len(value), dtype=torch.bool)
+            others[list(change.rows)] = False
+            value[others] = 0.0
+        moved[change.name if change.factors else names[change.name]] = value
+        squares += float(value.square().sum())
+    norm = math.sqrt(squares)
+    scale = clip / norm * (1 - ROUNDING) if norm > clip else 1.0
+    places = slices_by_tensor(record.tensors, aggregation.shapes)
+    for name, value in moved.items():
+        aggregation.mean.add({name: (value * scale).float()}, 1.0, places)
+    aggregation.trained |= moved.keys()
+    aggregation.updates += 1
+    return norm
+
+
+def refuse_statistics(submodel: Submodel) -> None:
+    """Raise InputError if updates of `submodel` hold other tensors than parameters.
+
+    Running statistics are as large as activations, so they would use up the norm of a change.
+    """
+    for entry in submodel.program.tensors:
+        if entry.role == "buffer":
+            raise InputError(
+                "Updates of {submodel} hold {tensor!r}, which is no parameter. With differential "
+                "privacy only parameters are averaged. For batch norms, set batch_norm = "
+                '"static" in [training]; or use a model without running statistics.',
+                code="privacy.statistics",
+                submodel=str(submodel.spec),
+                tensor=entry.stands_for,
+            )

@@ -1,0 +1,108 @@
+"""The next global model from the noised sum of the devices' clipped changes.
+
+Let S be the sum of the clipped changes of a round's updates. Each device of kind k is asked with
+the same probability q; n is the number of devices, by element those of the kinds that hold it. b is
+the mean of what these kinds receive: the global tensor, or with factors the composed tensor. Then
+
+    new = b + (S + z clip N(0, 1)) / max(1, q n)
+
+with the noise multiplier z. q n is the expected number of devices in the sum. It does not depend on
+which devices were asked or answered, so it tells nothing about a single device.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from device_agent.formats.manifest import TensorEntry, uploaded
+from toolkit.aggregation.privacy.gaussian_noise import RandomBytes, gaussian
+from toolkit.aggregation.running_aggregation import Aggregation, check_finite
+from toolkit.aggregation.weighted_mean import Mean
+from toolkit.families import recovering_family
+from toolkit.submodels.global_model import GlobalModel
+from toolkit.submodels.matrix_product import Product
+from toolkit.submodels.submodel import Submodel, shapes_of
+from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
+
+
+@dataclass(frozen=True)
+class DevicePrivacy:
+    """Differential privacy of one round, by device.
+
+    Attributes:
+        clip: The largest L2 norm of a device's change.
+        noise_multiplier: The standard deviation of the noise in the sum, divided by `clip`.
+    """
+
+    clip: float
+    noise_multiplier: float
+
+
+def expected_devices(
+    model: GlobalModel, kinds: Iterable[tuple[Submodel, float]]
+) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """What devices receive of each global tensor, and how many devices are expected to hold it.
+
+    Args:
+        model: The global model that devices receive.
+        kinds: Each submodel as it is in this round, with the expected number of its devices.
+
+    Returns:
+        The mean of the received values (nan where nobody holds an element) and the expected number
+        of each element, by the name of the global tensor.
+    """
+    held = Mean()
+    shapes = shapes_of(model.tensors)
+    for submodel, expected in kinds:
+        values, table = submodel.cut(model), uploaded(submodel.program.tensors)
+        received = _recovered(values, table, submodel, shapes)
+        held.add(received, expected, slices_by_tensor(table, shapes))
+    return {
+        name: (mean, torch.as_tensor(held.share(name), dtype=torch.float64))
+        for name, mean in held.result().items()
+    }
+
+
+def noised_model(
+    aggregation: Aggregation,
+    expected: Mapping[str, tuple[Tensor, Tensor]],
+    privacy: DevicePrivacy,
+    random_bytes: RandomBytes,
+) -> GlobalModel:
+    """The next global model.
+
+    Args:
+        aggregation: The sums of changes by `add_clipped`; they may be empty.
+        expected: What `expected_devices` returns. It decides which elements get noise.
+        privacy: The noise.
+        random_bytes: Where the noise comes from.
+
+    Raises:
+        UpdateError: A number became too large for float32.
+    """
+    model, policy = aggregation.model, aggregation.policy
+    tensors = {**model.tensors}
+    deviation = privacy.noise_multiplier * privacy.clip
+    for name, (received, devices) in sorted(expected.items()):
+        old = model.tensors[name]
+        total = deviation * torch.from_numpy(gaussian(tuple(old.shape), random_bytes))
+        if name in aggregation.mean.sums:
+            total += aggregation.mean.sums[name].total
+        new = received + total / devices.clamp(min=1.0)
+        moved = torch.lerp(old.double(), new, policy.beta).float()
+        tensors[name] = check_finite(name, moved.where(devices > 0, old.float())).to(old.dtype)
+    aggregation.trained |= expected.keys()
+    return aggregation.next_model(tensors, {})
+
+
+def _recovered(
+    values: Mapping[str, Tensor],
+    table: tuple[TensorEntry, ...],
+    submodel: Submodel,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Mapping[str, Tensor | Product]:
+    family = recovering_family(submodel.spec)
+    sent = {entry.name: values[entry.name].detach().float() for entry in table}
+    return family.recover(sent, table, slice_shapes(table, shapes))
