@@ -106,8 +106,8 @@ def log_lines(
 ) -> Iterator[None]:
     """Write the log as one JSON object per line while the block runs, if `as_json`.
 
-    An error is then a line of the log, too, because a program that reads the log looks for it
-    there. Without `as_json`, `formatter` formats the log.
+    An error of the block is then also written to the log, because programs that read the log look
+    for errors there. Without `as_json`, `formatter` formats the log.
     """
     formatter = JsonFormatter() if as_json else formatter or PlainFormatter()
     with show_logs(write, formatter):

@@ -73,7 +73,7 @@ class PreparingError(UnreachableError):
 def is_lasting(error: Exception) -> bool:
     """Whether the problem will probably stay, so that waiting seldom helps.
 
-    Examples are a wrong URL, a failure of TLS, and an answer of another program.
+    Examples are a wrong URL, a failure of TLS, and an answer from another program.
     """
     if isinstance(error, SSLError):
         return not isinstance(_tls_error(error), CUT)

@@ -1,7 +1,7 @@
 """HTTP connections that raise an error if an answer breaks off within its headers.
 
-Without this check, Python's HTTP client takes the break for the end of the headers. An answer that
-a proxy has cut would then look like a complete answer of another program.
+Python's HTTP client takes such a break for the end of the headers. Without this check, an answer
+that a proxy has cut would look like a complete answer of another program.
 """
 
 import warnings
@@ -61,10 +61,10 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 def connections(headers: dict[str, str], certificate: str | None = None) -> urllib3.PoolManager:
-    """Return a pool of connections for requests with `headers`. It does not repeat requests.
+    """Return a pool of connections for requests with `headers`. The pool does not repeat requests.
 
     `certificate` is the SHA-256 of the server's certificate. If it is given, only this certificate
-    is accepted, and it needs no signature of an authority.
+    is accepted, even if no authority has signed it.
     """
     pool = urllib3.PoolManager(
         headers=headers,

@@ -79,7 +79,7 @@ class CoordinatorClient:
     Args:
         url: The coordinator's URL.
         secret: A join token or a device's secret.
-        patience_s: How long a request is repeated before it raises ClientError, in seconds. If the
+        patience_s: How long a request is repeated before ClientError is raised, in seconds. If the
             coordinator is still starting, a join waits without a limit.
         sleep: Waits for a number of seconds.
         alive: Called whenever a piece of a file has been sent or received.
@@ -123,8 +123,8 @@ class CoordinatorClient:
     def join(self, request: Callable[[], JoinRequest]) -> JoinReply:
         """Enrol this device.
 
-        A join that may have reached the coordinator is not repeated, so that the user learns of it.
-        Joining again with the same key is safe.
+        A join that may have reached the coordinator is not repeated: the error is raised, and the
+        user decides. Joining again with the same key is safe.
 
         Args:
             request: Makes and signs the request. It is called for each attempt, because the
@@ -179,11 +179,11 @@ class CoordinatorClient:
         return asked.changes
 
     def renew_secret(self, new: NewSecret) -> None:
-        """Replace this device's secret, which is then void. Call `use_secret` afterwards.
+        """Replace this device's secret: the old secret is then void. Call `use_secret` afterwards.
 
         Raises:
-            RefusedError: Nobody has asked for a new secret, or it cannot be used.
-            AuthorisationError: The secret is void already.
+            RefusedError: Nobody has asked for a new secret, or `new` cannot be used.
+            AuthorisationError: The old secret is void already.
         """
         body = msgspec.json.encode(new)
         self._with_retries(lambda: self._order("POST", "/secret", body))
@@ -295,7 +295,7 @@ class CoordinatorClient:
         )
 
     def send_judgement(self, round_: int, judgement: "Judgement") -> Receipt:
-        """Send how this device judges the model of the last round `round_`.
+        """Send this device's evaluation of the final model, which the last round `round_` produced.
 
         Raises:
             RefusedError: The coordinator does not take the judgement.

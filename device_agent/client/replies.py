@@ -58,7 +58,7 @@ class RefusedError(UpdateError):
 
     @property
     def round_over(self) -> bool:
-        """Whether the round continued without this device, which then only asks for work again."""
+        """Whether the round continued without this device. The device then asks for work again."""
         return self.code in ROUND_OVER
 
 
@@ -82,7 +82,7 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
 
 
 def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
-    """Whether the answer states where its body ends. If not, the body ends with the connection."""
+    """Whether the answer states where its body ends. If not, the end of the connection ends it."""
     return response.length_remaining is not None or response.chunked
 
 
@@ -157,7 +157,7 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
         `reply`.
 
     Raises:
-        UnreachableError: One of these texts is not a single word, or is too long.
+        UnreachableError: A text in `reply` is not a single word, or is too long.
     """
     words = (reply.device, reply.secret, reply.submodel, *reply.arrays)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):

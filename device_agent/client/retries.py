@@ -36,7 +36,7 @@ class Outage:
         self.progressed()
 
     def progressed(self) -> None:
-        """Reset the waits: the next is the shortest, and the time waited counts from zero."""
+        """Reset the waits: the next wait is the shortest, and `waited_s` starts from zero."""
         self.waited_s, self._next_s = 0.0, FIRST_WAIT_S
 
     @property

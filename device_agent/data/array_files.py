@@ -46,7 +46,7 @@ Header = tuple[tuple[int, ...], np.dtype]
 def read_arrays(
     path: Path, unpack_to: Path | None = None, names: Sequence[str] = (SAMPLES, LABELS)
 ) -> dict[str, FileArray]:
-    """Open arrays of an .npz file, or of a folder with an .npy file for each.
+    """Open arrays of an .npz file, or of a folder with an .npy file for each array.
 
     Args:
         path: The file or folder. Pickled objects are refused.
@@ -78,7 +78,7 @@ def read_headers(path: Path) -> dict[str, Header]:
         path: A file or folder as `read_arrays` takes it.
 
     Returns:
-        The headers of `x` and `y`, or of all arrays `x_NAME` and `y_NAME` in their place.
+        The headers of `x` and `y`, or of the arrays `x_NAME` and `y_NAME` that replace them.
 
     Raises:
         DataError: The file is missing, unreadable or lacks an array.

@@ -37,7 +37,7 @@ def check_types(
     origin: str,
     names: tuple[str, str] = ("x", "y"),
 ) -> None:
-    """Check data whose bundle is not known yet.
+    """Check types and shapes of data before the bundle is known.
 
     Args:
         x_type: Type of the samples.
@@ -99,7 +99,7 @@ def check_arrays(
         dtype: Required type of the samples.
         limit: Integers in `x` must be below this number.
         least: Smallest number of samples.
-        on_piece: Called with each piece of the data that passed.
+        on_piece: Called with each piece of the data that passed the checks.
 
     Returns:
         Remarks about the data that are not errors.
@@ -278,7 +278,7 @@ def check_classes(
     """Check the labels of a classification.
 
     Args:
-        y: Classes, shape (n, *labels.shape). If a sample has several, some may be IGNORED.
+        y: Classes, shape (n, *labels.shape). If a sample has several labels, some may be IGNORED.
         labels: The labels that the model takes.
         origin: Name of the data for messages.
         on_piece: Called with each piece of the labels.

@@ -108,8 +108,8 @@ def load_data(
         source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
             `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
             the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`.
-            Several arrays are called `x_NAME` and `y_NAME` in a file. Elsewhere, x or y is then a
-            mapping {NAME: array}.
+            If x or y consists of several arrays, a file has them as `x_NAME` or `y_NAME`. In all
+            other sources x or y is then a mapping {NAME: array}.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
@@ -172,7 +172,8 @@ def given_arrays(
     """Take samples and labels from a pair (x, y), or from a mapping with `x` and `y`.
 
     Args:
-        source: The pair or mapping. A mapping may also have the names of a file's arrays.
+        source: The pair or mapping. The keys of a mapping may also be the names of arrays in a
+            file, such as `x_NAME`.
         x_parts: The arrays that are packed into x; empty if x is one array.
         y_parts: The arrays that are packed into y; empty if y is one array.
 

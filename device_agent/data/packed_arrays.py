@@ -15,7 +15,7 @@ from profiles.errors import DataError
 
 
 def array_names(prefix: str, parts: Sequence[Part]) -> list[str]:
-    """The names of the arrays that the samples (`x`) or labels (`y`) are read from.
+    """The names of the arrays that hold the samples (`x`) or the labels (`y`).
 
     Examples:
         >>> array_names("y", []), array_names("y", [Part(name="box", shape=(4,))])
@@ -46,7 +46,7 @@ def packed_array(
 
     Raises:
         DataError: An array has another type or shape, or an integer is out of range. Numbers that
-            are not finite are left to the checks of the packed array.
+            are not finite are found later, by the checks of the packed array.
         OSError: The disk is full.
     """
     if not parts:

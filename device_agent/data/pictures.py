@@ -93,7 +93,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
     """Read a picture as a sample (channels, height, width).
 
     Raises:
-        DataError: The file is not a picture, or has too many points.
+        DataError: The file is not a picture, or has too many pixels.
     """
     from PIL import Image
 
@@ -122,7 +122,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
 
 
 def upright(picture: "Image") -> "Image":
-    """Turn `picture` as its EXIF data say. If they are damaged, return it unchanged."""
+    """Turn `picture` as its EXIF data say. If these data are damaged, return it unchanged."""
     from PIL import ImageOps
 
     picture.load()
@@ -172,15 +172,15 @@ def values_of(band: "Image") -> np.ndarray:
 def filters(
     points: int, size: int, taken: float | None
 ) -> list[tuple[tuple[int, int], np.ndarray]]:
-    """Compute the weights that scale one axis of a picture from `points` to `size` points.
+    """Compute the weights that scale one axis of a picture from `points` to `size` pixels.
 
-    Only the `taken` points in the middle of the axis are used; None uses all points. The weight of
-    an old point falls linearly with its distance from the centre of the new point. If the picture
-    shrinks, the weight reaches 0 at the distance between two new points. If it grows, the weight
-    reaches 0 at the distance between two old points.
+    Only the `taken` pixels in the middle of the axis are used; None uses all pixels. The weight of
+    an old pixel falls linearly with its distance from the centre of the new pixel. If the picture
+    shrinks, the weight reaches 0 at the distance between two new pixels. If the picture grows, the
+    weight reaches 0 at the distance between two old pixels.
 
     Returns:
-        For each new point the range of old points and their weights, whose sum is 1.
+        For each new pixel the range of old pixels and their weights, whose sum is 1.
     """
     length = float(points) if taken is None else taken
     step = length / size

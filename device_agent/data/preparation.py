@@ -15,10 +15,10 @@ from profiles.errors import DataError
 
 
 def check_files(source: Path) -> None:
-    """Check files before a bundle is known.
+    """Check the owner's files before a bundle is known.
 
     Raises:
-        DataError: There is nothing to prepare.
+        DataError: `source` does not exist or is empty.
         InputError: Pictures need a package that is not installed.
     """
     if source.is_dir() and not visible(source):

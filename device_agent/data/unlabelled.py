@@ -156,9 +156,9 @@ def _windows(
 
 
 def suffix_of(head: bytes, preprocessing: Preprocessing | None) -> str:
-    """The suffix that fits a file with the first bytes `head`.
+    """The file suffix for the format that the first bytes `head` of a file show.
 
-    Any other file gets the suffix of the kind that `preprocessing` reads.
+    An unknown format gets the suffix of the files that `preprocessing` reads.
     """
     if head.startswith(b"\x93NUMPY"):
         return ".npy"

@@ -36,7 +36,7 @@ def windows_of(
         dtype: The type of the labels: int64 for classes, float32 for numbers.
 
     Returns:
-        y (n,) of this type, and x (n, *sample_shape) float32 in pieces.
+        y (n,) of the type `dtype`, and x (n, *sample_shape) float32 in pieces.
 
     Raises:
         DataError: A file cannot be read, or lacks a column, a number or the name of a class.

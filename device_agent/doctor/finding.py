@@ -35,7 +35,7 @@ class Finding:
 
     @classmethod
     def fail(cls, check: str, detail: str, remedy: str | None) -> Self:
-        """A check that failed: this device cannot work. If `remedy` is None, `detail` names it."""
+        """A failed check: this device cannot work. If `remedy` is None, `detail` has the remedy."""
         return cls(check=check, result="FAIL", detail=detail, remedy=remedy)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Checks that libraries load, in child processes: a broken library may end its process."""
+"""Checks that libraries load. Child processes load them: a broken library may crash its process."""
 
 import subprocess
 import sys

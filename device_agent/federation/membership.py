@@ -89,7 +89,7 @@ def join(
         patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
         measure: Measures the device, for a coordinator that plans submodels.
         sleep: Waits for a number of seconds.
-        clock: The device's clock. A join waits until its time is believable.
+        clock: The device's clock. A join waits until the clock's time is believable.
 
     Returns:
         The device's identity.
@@ -189,7 +189,7 @@ def _introduce(client: CoordinatorClient, coordinator_key: str | None, clock: Cl
 
 
 def consent(asked: EvaluationRequest) -> str:
-    """Say what is kept apart and what is sent if devices judge the model of a federation."""
+    """Tell the owner which samples are kept apart for evaluation, and which counts are sent."""
     classes = " Counts of each class are sent only with `run --report-classes`."
     return (
         f"{asked.share:.0%} of this device's samples are kept apart and never used for training. "

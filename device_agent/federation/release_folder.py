@@ -36,8 +36,8 @@ class InstalledRelease(Struct, frozen=True, kw_only=True):
         number: The number of the release.
         round: The round whose model the release has.
         bundle: SHA-256 of the manifest of the release's bundle.
-        fine_tuned: SHA-256 of the manifest of the bundle with the model that this device has
-            fine-tuned. Empty if the release is better; None if the release was not fine-tuned yet.
+        fine_tuned: SHA-256 of the manifest of the fine-tuned bundle. Empty if the release itself is
+            better; None if the release was not fine-tuned yet.
     """
 
     number: Count
@@ -57,7 +57,7 @@ class ReleasePointer(Struct, frozen=True, kw_only=True):
     Attributes:
         current: The release with which the device predicts; None if there is none.
         previous: The release before it.
-        refused: The last releases that were not taken.
+        refused: The last releases that this device refused.
         issued: When the coordinator signed the newest offer that this device followed, in seconds
             since 1970.
         unsent: The report that the coordinator does not have yet, as JSON; empty if there is none.
@@ -84,7 +84,7 @@ class DeviceReleases:
         self.scratch, self.attempts = state / FINE_TUNING, state / ATTEMPTS
 
     def read(self) -> ReleasePointer:
-        """What release.json says. If it cannot be read, there is no release."""
+        """Read release.json. If the file cannot be read, the result has no release."""
         try:
             return decode_json(self._pointer.read_bytes(), ReleasePointer)
         except (OSError, MalformedError):
@@ -146,7 +146,7 @@ class DeviceReleases:
         )
 
     def forget(self) -> None:
-        """Remove all releases. The pointer goes first: it never names a bundle that is missing."""
+        """Remove all releases, release.json first: it must never name a missing bundle."""
         self._pointer.unlink(missing_ok=True)
         self.attempts.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)

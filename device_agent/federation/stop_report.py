@@ -23,7 +23,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 def stop_report(error: BaseException, round_: int) -> Stopped | None:
     """Describe the `error` that ends the agent in `round_`. Returns None for AuthorisationError.
 
-    After that error the coordinator does not know the device any more, so no round waits for it.
+    After that error the coordinator no longer knows the device, so no round waits for the device.
     """
     if isinstance(error, AuthorisationError):
         return None

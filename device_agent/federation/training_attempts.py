@@ -125,7 +125,7 @@ class Attempts:
         raise TrainingFailedError(failed)
 
     def failures(self, submodel: str) -> int:
-        """How many trainings of `submodel` failed in a row, with those that were killed."""
+        """How many trainings of `submodel` failed in a row. Killed trainings count as failed."""
         record = self._read()
         return record.failures if record is not None and record.submodel == submodel else 0
 

@@ -212,8 +212,8 @@ def training_of(bundle: Bundle) -> Train:
 def structure(manifest: Manifest) -> str:
     """The SHA-256 of all ports and the tensor table, which are the same in every round.
 
-    The page for phones computes it too. Ranges of random samples are left out, because JavaScript
-    writes their numbers differently.
+    The page for phones computes the same hash. Ranges of random samples are left out, because
+    JavaScript writes their numbers differently.
     """
 
     def plain(ports: Iterable[Port]) -> list[Port]:

@@ -49,9 +49,10 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
 
 
 def foreign_file(folder: Path) -> str | None:
-    """The name of a file in `folder` that is not of a bundle. None for a bundle or an empty folder.
+    """Find a file in `folder` that is not part of a bundle. None for a bundle or an empty folder.
 
-    The manifest may be of another version, or damaged.
+    The manifest may be of another version. If it is damaged, graphs and weights count as other
+    files.
     """
     known: set[str] = set()
     with suppress(OSError, ValueError, LookupError, TypeError):

@@ -22,9 +22,9 @@ def class_accuracies(counts: ClassCounts) -> list[float | None]:
 
 
 def mean_of_classes(counts: ClassCounts) -> float | None:
-    """The mean accuracy of the classes that have labels (balanced accuracy); None without any.
+    """The mean accuracy of the classes that have labels (balanced accuracy), or None.
 
-    Each class counts once, whatever its number of labels.
+    Each class counts once, whatever its number of labels. None means that no class has labels.
 
     Examples:
         >>> mean_of_classes([(90, 90), (10, 5), (0, 0)])
@@ -67,10 +67,7 @@ def worst_class(counts: ClassCounts) -> int | None:
 
 
 def worst_class_text(counts: ClassCounts) -> str | None:
-    """A few words that name the class with an accuracy far below the mean;
-
-    None without such a class.
-    """
+    """Name the class whose accuracy is far below the mean; None if there is none."""
     worst = worst_class(counts)
     if worst is None:
         return None

@@ -112,16 +112,16 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class LocalEvaluation(Struct, frozen=True, kw_only=True):
-    """The received model on the device's held-out samples, and its own model after training."""
+    """Evaluations on held-out samples: of the received model, and of the model after training."""
 
     before: EvaluationCounts
     after: EvaluationCounts
 
 
 def check_counts(counts: EvaluationCounts, origin: str, *, signed: bool = False) -> None:
-    """Raise UpdateError unless an evaluation of samples can have given `counts`.
+    """Raise UpdateError if no evaluation of samples can give `counts`.
 
-    With `signed` the loss may be below zero, as a loss of the user's own may be.
+    With `signed` the loss may be below zero: some losses that users write are.
     """
     sums = (counts.loss_sum, *(counts.metrics or {}).values())
     if not all(map(math.isfinite, sums)):

@@ -9,7 +9,7 @@ from device_agent.formats.preprocessing import Preprocessing, misfit
 def misfit_of_labels(
     preprocessing: Preprocessing, labels: LabelRule, sample_shape: tuple[int, ...], dtype: Dtype
 ) -> str | None:
-    """Why files do not fit a model with these samples and labels; None if they do."""
+    """Explain why files do not fit a model with these samples and labels; None if they fit."""
     if labels.independent:
         return "its loss takes several labels of a sample, which only arrays can hold"
     if any(part.name for part in labels.parts):

@@ -43,7 +43,7 @@ class LabelRule:
 
     @property
     def as_read(self) -> "LabelRule":
-        """The rule for the labels before they are packed, if they are one array."""
+        """If the labels are one packed array, its rule before packing; otherwise this rule."""
         if len(self.parts) != 1:
             return self
         (part,) = self.parts
@@ -56,7 +56,7 @@ class LabelRule:
 
 
 def label_rule(manifest: Manifest) -> LabelRule:
-    """The labels that fit the bundle of `manifest`, even if the bundle only predicts."""
+    """The rule for labels that fit the bundle of `manifest`, even if the bundle only predicts."""
     if manifest.output is not UNSET:
         return predicted_labels(manifest, manifest.output)
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)

@@ -58,8 +58,8 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of the arrays that a packed port holds side by side, see `formats/packing.py`.
 
     Attributes:
-        name: Its name. A model's outputs without names are numbered from "0". Empty if the port has
-            only this array: then the array has the name of the port.
+        name: The array's name. A model's outputs without names are numbered from "0". Empty if the
+            port has only this array: then the array has the name of the port.
         shape: Shape of one sample.
         dtype: Type of the array before it is packed. In the port all numbers are float32.
         limit: int64 numbers are at least 0 and below this number. Labels with more axes than the
@@ -121,9 +121,9 @@ class Signature(Struct, frozen=True, kw_only=True):
     `graph` is the file with the graph. A TFLite file has all signatures of a bundle, by name.
     `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
     session, tensors, inputs and outputs. `peak_bytes` is None if there is no prediction.
-    `winograd_peak_bytes` is the same prediction for the graph's form for Winograd's method, if the
-    bundle has this form. `in_place` names the outputs that may overwrite the input of the same
-    tensor, so that the tensor is in memory only once.
+    `winograd_peak_bytes` is the same prediction for the Winograd form of the graph, if the bundle
+    has this form. `in_place` names the outputs that may overwrite the input of the same tensor, so
+    that the tensor is in memory only once.
     """
 
     graph: str
@@ -153,7 +153,7 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
     - `optimizer`: exists for one round.
     - `personal`: stays on the device from round to round and is never uploaded.
     - `frozen`: only read. If a single graph reads the tensor, it may be a constant of this graph
-      instead of a port. It is then not in the table.
+      instead of a port. Then the table does not list the tensor.
 
     `stands_for` names the global parameter to which this tensor belongs. If the tensor is a factor
     of this parameter, `factor` names the factor; otherwise the tensor is the parameter itself. If

@@ -26,7 +26,7 @@ class Images(
     """Pictures in folders that are named like their class.
 
     A picture is scaled to the model's height and width by a triangle filter, which averages the old
-    points near each new point. Its values, from 0 to 1, become (value - mean) / std.
+    pixels near each new pixel. The values, from 0 to 1, become (value - mean) / std.
 
     Attributes:
         classes: Names of the classes, in the order of the model's outputs.

@@ -1,7 +1,7 @@
 """The coordinator signs the work of devices, so that nobody in between can replace it.
 
 A device gets the coordinator's public key when it joins, and keeps it. The join token may end in a
-dot and the key's fingerprint. Then nobody else can answer the join either.
+dot and the key's fingerprint. Then only this coordinator can answer the join.
 """
 
 import base64

@@ -31,7 +31,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """Read the tensors `names`, or all tensors, from a file; each gets its own memory.
+    """Read the tensors `names`, or all tensors, from a file. Each tensor gets its own memory.
 
     When memory runs out, the reader of the safetensors library ends the process. This function
     raises MemoryError instead.

@@ -241,7 +241,7 @@ def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) 
 
 
 def check_place(out: Path, force: bool = False) -> None:
-    """Raise InputError if `out` exists, unless `force` is given and `out` is only an update."""
+    """Raise InputError if `out` exists, unless `force` is given and `out` has only an update."""
     refuse_existing(out, force)
     files = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if out.exists() and not {RECORD} <= files <= {RECORD, TENSORS}:

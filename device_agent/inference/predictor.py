@@ -73,8 +73,8 @@ class Predictor:
     """A model that predicts on this device, without any training framework.
 
     Use it in a program on a device, with a released model or with any other bundle. A training
-    bundle predicts with the model that it starts from, or with a personal model. The class may be
-    used from several threads: they wait for one another.
+    bundle predicts with the model that it starts from, or with a personal model. Several threads
+    may use one object: they wait for one another.
 
     Attributes:
         bundle: The opened bundle.

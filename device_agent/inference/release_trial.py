@@ -184,10 +184,7 @@ def _scores_of_present(
 
 
 def counts_of(scores: Scores | None) -> EvaluationCounts | None:
-    """The counts for a report;
-
-    None if the counts are not finite, so that no report can hold them.
-    """
+    """The counts for a report; None if there are none, or if they are not finite."""
     usable = scores is not None and len(scores.loss) and unusable(scores) is None
     return scores.counts() if scores is not None and usable else None
 

@@ -1,4 +1,4 @@
-"""How a model predicts each of some labelled samples, from its probabilities."""
+"""Scores the predictions of a model for labelled samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ def check_graph(path: Path) -> None:
     """Check the ONNX file `path` before a runtime opens it.
 
     Raises:
-        BundleError: It has content that exported graphs never have, or is not an ONNX file.
+        BundleError: The file has content that exported graphs never have, or is not an ONNX file.
     """
     try:
         domains = OWN if form_of(path.name) in (None, WINOGRAD) else BLOCKED

@@ -190,7 +190,7 @@ def restarts(version: int) -> list[str]:
 
 
 def owner(folder: Path) -> str:
-    """The name of the user who owns `folder`, or his number if he has no name.
+    """The name of the user who owns `folder`, or the user's number if there is no name.
 
     Raises OSError if `folder` is not there.
     """

@@ -157,7 +157,8 @@ def judge_bundle(
     Args:
         folder: The bundle.
         data: Local data, see `train_bundle`.
-        scratch_for: The path of an update. Its training folder takes the recordings meanwhile.
+        scratch_for: The path of an update. Recordings are stored in the training folder of this
+            update meanwhile.
         options: As for a training; `evaluation` is set.
         on_batch: Called before each batch.
         idle: Memory that this process used before its first training (default: uses now).

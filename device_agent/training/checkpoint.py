@@ -173,5 +173,5 @@ def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def training_key(parts: object) -> str:
-    """The SHA-256 of the inputs of a training, which are values that JSON can hold."""
+    """The SHA-256 of the inputs of a training; `parts` are values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -46,7 +46,8 @@ def check_need(need: tuple[int, str] | None, manifest: Manifest, limits: Sequenc
     """Check that a predicted need of memory stays within all limits.
 
     Args:
-        need: Bytes in addition to the idle agent, and what runs then; None if this is not known.
+        need: Bytes in addition to the idle agent, and the signatures that run then; None if
+            unknown.
         manifest: Manifest of the bundle.
         limits: The limits as `ceilings` finds them, at least one.
 

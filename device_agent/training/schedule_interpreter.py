@@ -248,7 +248,7 @@ class ScheduleRun(ResumableRun):
         self.position.epoch, self.position.batch = self.position.epoch + 1, 0
 
     def has_time(self) -> bool:
-        """Whether another batch may begin. The first always may."""
+        """Whether another batch may begin. The first batch may always begin."""
         budget = self.options.budget_s
         return budget is None or self.position.steps == 0 or self.position.spent_s < budget
 

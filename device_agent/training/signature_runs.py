@@ -207,7 +207,7 @@ class SignatureRuns:
             correct predictions.
 
         Raises:
-            BundleError: The bundle has no such signature.
+            BundleError: The bundle has no signature `evaluate`.
         """
         signature = self.bundle.manifest.signatures.get(EVALUATE)
         if signature is None:

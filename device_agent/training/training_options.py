@@ -17,10 +17,10 @@ class TrainingOptions:
             after each epoch.
         max_memory: Bytes of memory that this process may use. None means that the owner sets no
             limit.
-        evaluation: What the federation asks for; None if it does not evaluate on devices. It is no
-            option of the command line.
+        evaluation: What the federation asks for; None if it does not evaluate on devices. The
+            command line has no such option.
         budget_s: The training ends after the batch in which recordings and batches have taken this
-            many seconds, without pauses. None means no limit. It is no option of the command line,
+            many seconds, without pauses. None means no limit. The command line has no such option,
             because the federation sets it.
     """
 

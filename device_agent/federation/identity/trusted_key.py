@@ -47,7 +47,7 @@ class TrustedKey:
         coordinators had no keys.
 
         Raises:
-            TrustError: The message cannot be trusted, or the new key cannot.
+            TrustError: The message or the new key cannot be trusted.
         """
         if self._key is None:
             return
@@ -74,10 +74,10 @@ class TrustedKey:
 def new_key(
     fingerprint: str, changes: Iterable[KeyChange], url: str, clock: Clock = SYSTEM_CLOCK
 ) -> str | None:
-    """The key that has replaced the key with this `fingerprint`; None if no change begins there.
+    """The key that has replaced the key with this `fingerprint`; None if no change replaces it.
 
     Raises:
-        TrustError: A change is not signed with the earlier key, or its time is over.
+        TrustError: A change is not signed with the earlier key, or has expired.
     """
     by_old = {key_fingerprint(change.old): change for change in changes}
     new = None
@@ -105,7 +105,7 @@ def check_named_key(
 ) -> None:
     """Check `key` of an answer to a join against the `fingerprint` of the token.
 
-    Raises TrustError if `key` is neither the key of the token nor a later key that follows it.
+    Raises TrustError if `key` is neither the key of the token nor a key that has replaced it since.
     """
     try:
         check_key(key, fingerprint, client.url)

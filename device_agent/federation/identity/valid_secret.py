@@ -1,4 +1,4 @@
-"""Which secret of a device the coordinator knows.
+"""Finds out which of a device's two secrets the coordinator knows, the present or the next.
 
 This module imports little: `status` and `doctor` need it, and neither needs the device's key.
 """
@@ -15,9 +15,10 @@ T = TypeVar("T")
 
 
 def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
-    """Call `ask` with `identity`, and again with its next secret if its secret is unknown.
+    """Call `ask` with `identity`. If its secret is unknown, call `ask` with its next secret.
 
-    So it is after a device was killed between sending a new secret and keeping it.
+    This happens if the device was killed between two steps: sending the hash of the next secret,
+    and making the next secret its secret.
     """
     try:
         return ask(identity)

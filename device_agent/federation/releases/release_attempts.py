@@ -21,11 +21,11 @@ class ReleaseAttempts:
     def attempt(self, task: str, round_: int) -> Iterator[None]:
         """Record an attempt at `task`. The block runs the task with the model of `round_`.
 
-        The system kills an agent that uses too much memory. After each start, the agent would
-        repeat the task, and the device would never train.
+        The system kills an agent that uses too much memory. Without this count, the agent would
+        repeat the task after each start, and the device would never train.
 
         Raises:
-            LimitError: The task has ended the agent MAX_FAILURES times, or memory ran out.
+            LimitError: The agent was killed MAX_FAILURES times during the task, or memory ran out.
         """
         if self._attempts.failures(task) >= MAX_FAILURES:
             raise LimitError(

@@ -19,9 +19,9 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     GET  /v1/status                  secret or operator token -> Status
 
 An interrupted transfer can continue. A GET of a file takes `Range: bytes=N-` with the file's hash
-as `If-Range`. Before a PUT of tensors a device asks for their Upload, and sends the bytes after
-`received` with the header `Upload-Offset`. Each device has at most one open upload: a new request
-ends the old one.
+as `If-Range`. Before a PUT of tensors a device asks for their Upload. It then sends only the bytes
+after `received`, with the header `Upload-Offset`. Each device has at most one open upload: a new
+upload ends the old one.
 
 Tokens and secrets are sent as `Authorization: Bearer ...`. Every refusal is a Problem. A
 coordinator that is starting answers every request with 503 and the code PREPARING. A coordinator

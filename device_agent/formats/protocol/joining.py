@@ -67,7 +67,7 @@ class JoinReply:
 
     `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
     and trains only work that this key verifies. `preprocessing`, `sample_shape` and `label_type`
-    are those of the later manifests, so that an owner can choose data before the first round.
+    are the same as in the later manifests, so that an owner can choose data before the first round.
     `arrays` are the names of the arrays of a file, if they are not `x` and `y`.
     """
 
@@ -83,11 +83,12 @@ class JoinReply:
 
 @dataclass(frozen=True, kw_only=True)
 class NewSecret:
-    """The answer of a device that was asked for a new secret: the hash of the one that it made.
+    """The answer of a device that was asked for a new secret: the hash of the new secret.
 
     `challenge` is `new_secret` of the Work. `secret_sha256` is the SHA-256 of the new secret, in
     hexadecimal digits. `signature` is a signature of `secret_text` with the key of the join:
-    whoever knows only the old secret cannot make a new one. From then on the old secret is void.
+    whoever knows only the old secret cannot make a new one. Once the coordinator has accepted this
+    answer, the old secret is void.
     """
 
     challenge: Annotated[str, Meta(max_length=100)]

@@ -10,8 +10,8 @@ class KeyChange:
     """The coordinator has replaced its key `old` by `new`.
 
     Both are public keys: 32 raw bytes of Ed25519 in base64. Devices and join tokens with the old
-    key may follow until `until`, in seconds since 1970; `made` is the time of the change.
-    `signature` is a signature of `signed_work.key_change_text` with the old key, in base64.
+    key may change to the new key until `until`, in seconds since 1970; `made` is the time of the
+    change. `signature` is a signature of `signed_work.key_change_text` with the old key, in base64.
     """
 
     old: str
@@ -23,6 +23,6 @@ class KeyChange:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyChanges:
-    """All changes of the coordinator's key, the oldest first; also those of the past."""
+    """All changes of the coordinator's key, the oldest first. Expired changes are included."""
 
     changes: list[KeyChange]

@@ -21,7 +21,7 @@ class ReleaseOffer:
 
     With `fine_tune` a device whose owner agrees trains the released model for this number of
     steps on its own samples, and keeps the better model. `training` are the files of the bundle
-    that it trains.
+    that the device trains.
     """
 
     number: Count
@@ -66,7 +66,7 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def check_report(report: ReleaseReport, origin: str) -> None:
-    """Raise UpdateError if a device cannot have counted what `report` says."""
+    """Raise UpdateError if `report` has impossible counts or contradicts itself."""
     for counts in (report.before, report.after, report.fine_tuned):
         if counts is not None:
             check_counts(counts, origin)

@@ -45,12 +45,12 @@ class Work:
     cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
     holds counts, see EvaluationRequest. A device that has nothing to train is offered a `release`,
     which has a signature of its own. With `budget_s` a training ends after the batch in which it
-    has computed for this many seconds; older agents ignore that. The signature does not cover it:
-    who changes it can only shorten a training, as by cutting the connection. If `ask_again_s` is
-    positive after the last round, the device stays for releases. `note` tells the owner why the
-    device waits, if an operator decided so or if enough updates had come. `new_secret` is not empty
-    if the operator wants the device to make a new secret: the device answers this challenge with a
-    NewSecret.
+    has computed for this many seconds; older agents ignore this field. The signature does not cover
+    `budget_s`: an attacker who changes it can only shorten a training. If `ask_again_s` is positive
+    after the last round, the device stays for releases. `note` tells the owner why the device
+    waits, if an operator decided so or if the round already had enough updates. `new_secret` is not
+    empty if the operator wants the device to make a new secret: the device answers this challenge
+    with a NewSecret.
     """
 
     state: Literal["train", "wait", "judge", "finished"]
@@ -105,7 +105,7 @@ class Stopped:
     """The device stops now. Until it asks for work again, no round waits for it.
 
     `code` and `reason` describe the error that ends the agent, without folder names. `round` is the
-    round that it worked on, or 0.
+    round that the device worked on, or 0.
     """
 
     code: str
