@@ -1,4 +1,4 @@
-"""The folder of everything that is computed once and kept: graphs, and costs of submodels."""
+"""The cache folder, which keeps exported graphs and the costs of submodels."""
 
 import os
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Turns frozen tensors into constants of the graph that reads them.
 
 When a runtime opens a graph, it arranges constant weights for its kernels and computes in advance
-what depends only on constants. For inputs, the runtime can do neither. With constants, the stages
-of the multi-step forward pass take half the time.
+values that depend only on constants. If weights are inputs, the runtime can do neither. With
+constants, the stages of the multi-step forward pass take half the time.
 
 `onnx/weight_constants.py` writes the constants. Tensors that a program keeps as 8-bit integers stay
 integers in the graph.

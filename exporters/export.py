@@ -42,8 +42,8 @@ class ExportedBundle:
     Attributes:
         out: The bundle's folder.
         verdict: What verification found; None if the bundle was not verified.
-        graphs: The graph of each signature, by its name. As in the bundle, some frozen tensors are
-            constants of these graphs.
+        graphs: The graph of each signature, by signature name. As in the bundle, some frozen
+            tensors are constants of these graphs.
         reused: Names of the signatures whose graphs came from the cache.
         verified_earlier: Whether `verdict` comes only from earlier exports of the same graphs.
     """
@@ -101,10 +101,7 @@ def compile_graphs(
 def compile_units(
     program: Program, report: Report, file_format: Format, store: GraphCache | None
 ) -> list[GraphUnit]:
-    """Compile the signatures of `program`:
-
-    ONNX signatures one by one, TFLite signatures together.
-    """
+    """Compile the ONNX signatures of `program` one by one, or its TFLite signatures together."""
     if program.int8 and file_format != "onnx":
         raise ExportError(
             "{submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
@@ -241,7 +238,7 @@ def export(
 
 
 def check_places(out: Path, *, check: bool | None = None, force: bool = False) -> None:
-    """Raise InputError unless a bundle can be written to `out`, or kept if verification fails.
+    """Raise InputError unless a bundle can be written to `out`, and to `failed_place` if checked.
 
     Check this before lowering, which can take minutes.
     """
@@ -337,7 +334,7 @@ def with_forms(
     Args:
         program: The program of a submodel.
         graphs: The graphs of its signatures, as `compile_graphs` returns them.
-        store: The cache that may have forms and figures, and keeps new ones.
+        store: The cache that may have forms and figures, and stores new forms and figures.
     """
     constants = read_alone(program)
     return {

@@ -2,9 +2,9 @@
 
 An entry is one file, `<key>.graphs`: the SHA-256 of the rest, then the graphs as MessagePack. A
 verdict, `<key>.verdict`, says that exactly these graphs passed verification. `<key>.figures` has
-what follows from one ONNX graph for batches of one size: its other forms and its figures. The keys
-(see `program_identity.py`) cover everything that determines the contents, so an entry never
-expires. The least recently used files are deleted when the folder grows beyond LIMIT_BYTES.
+the other forms of one ONNX graph, and its figures (memory and repeated work), for one batch size.
+The keys (see `program_identity.py`) cover everything that determines the contents, so an entry
+never expires. The least recently used files are deleted when the folder grows beyond LIMIT_BYTES.
 
 Several processes can share the folder: files are replaced in one step. A file that is damaged or of
 another version counts as absent and is written again. The hash detects damage, not tampering: keep

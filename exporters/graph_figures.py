@@ -1,4 +1,4 @@
-"""Computes what follows from a graph alone: its other forms, its memory and its repeated work."""
+"""Computes a graph's other forms and its figures: the memory and the repeated work of a run."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

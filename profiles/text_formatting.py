@@ -20,7 +20,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def round_of(round_: int, last: int | None) -> str:
-    """A round and the number of the last one: round 3 of 12; round 3 if there is no last one."""
+    """A round and the last round's number: round 3 of 12; round 3 if there is no last round."""
     return f"round {round_} of {last}" if last else f"round {round_}"
 
 
@@ -64,7 +64,7 @@ def one_line(text: str, most: int | None = None) -> str:
 def visible(text: str) -> str:
     r"""`text` with the controls of its writing direction as escapes.
 
-    They could make one name look like another, or turn around the line that has the name.
+    Such controls could make one name look like another, or turn around the line with the name.
 
     Examples:
         >>> visible("a\u202eb")

@@ -36,7 +36,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """Number of windows; in ceil mode, another may start inside and end outside of the axis."""
+        """Number of windows. In ceil mode, the last window may end outside of the axis."""
         room = self.size + 2 * self.front - self.kernel
         count = (-(-room // self.step) if self.ceil_mode else room // self.step) + 1
         # As in PyTorch, a window that starts in the padding behind the axis does not count.

@@ -54,7 +54,7 @@ The output padding of a plain convolution is None."""
 
 
 def convolution_by(rewriting: Rewriting) -> Decomposition:
-    """Build a decomposition of `aten.convolution`."""
+    """Build a decomposition of `aten.convolution` from `rewriting`, which gets a `Window`."""
 
     def convolution(
         x: Tensor,
@@ -155,8 +155,8 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW as one convolution whose image is `x` or `grad`, whichever has fewer channels.
 
-    Runtimes copy the image window by window into a matrix. The number of kernel elements says how
-    many times larger this matrix is than the image.
+    Runtimes copy the image window by window into a matrix. The matrix is larger than the image by a
+    factor: the number of kernel elements.
     """
     plain = window.stride == window.dilation == [1, 1] and window.groups == 1
     if plain and grad.shape[1] < x.shape[1]:

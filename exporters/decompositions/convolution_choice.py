@@ -25,8 +25,8 @@ def cheaper_convolution(
     number of kernel elements, and multiplies once. A transposed convolution multiplies first and
     then adds up the overlapping windows of its output. Therefore a transposed convolution is faster
     for layers with at most half as many output channels as input channels (measured on x86: 1.5
-    times as fast for 64 input and 16 output channels). Returns NotImplemented if the given kind of
-    convolution is the faster one.
+    times as fast for 64 input and 16 output channels). Returns NotImplemented if the convolution is
+    already of the faster kind.
     """
     more = output_padding or [0] * len(window.stride)
     # Checked first, because ONNX Runtime cannot run such a convolution at all.

@@ -21,8 +21,8 @@ def trilinear(
 ) -> Tensor:
     """Sum over the axes `sumdim` of first * second * third.
 
-    Bilinear layers and their gradients use it. The lists `expand` name the axes that each factor
-    lacks. The factor is broadcast along these axes.
+    Bilinear layers and their gradients use this operator. The lists `expand1` to `expand3` name the
+    axes that each factor lacks. Each factor is broadcast along its missing axes.
     """
     letters = LETTERS[: first.dim() + len(expand1)]
 

@@ -177,7 +177,7 @@ def execution_order(
 ) -> list[Node]:
     """The nodes of `graph` in the order in which ONNX Runtime runs them.
 
-    `read` has the values that each node `reads`, if they are known.
+    `read` maps each node to the values that it reads; by default, `reads` finds them.
 
     The order comes from a depth-first search that starts at the final nodes, the last one first. Of
     the nodes that produce a node's inputs, the search first visits the last node in the file.

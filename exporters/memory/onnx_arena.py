@@ -51,10 +51,10 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` maps the number of a region to how many of its bytes, counted from its start, were ever
-    used. The system provides no memory for the pages behind these bytes, because nothing is written
-    there. `tables` is the size of all tables, which are written completely. `gaps` has the keys of
-    free blocks, sorted.
+    `used` maps the number of a region to the end of the part that was ever used, in bytes from the
+    start of the region. The system provides no memory for the pages behind this end, because
+    nothing is written there. `tables` is the size of all tables, which are written completely.
+    `gaps` has the keys of free blocks, sorted.
     """
 
     next_region: int = FIRST_REGION
@@ -138,7 +138,7 @@ class Arena:
 def arena_bytes(buffers: Iterable[Buffer], runs: int = 3) -> int:
     """The size of the runtime arena after `runs` runs that each need `buffers`, in bytes.
 
-    Later runs may need more than the first run, because they start with the gaps that it left.
+    Later runs may need more than the first run, because they start with the gaps of earlier runs.
     """
     needed = [buffer for buffer in buffers if buffer.size]
     births: dict[int, list[int]] = defaultdict(list)

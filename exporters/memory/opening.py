@@ -28,8 +28,8 @@ def with_opening(
 ) -> Footprint:
     """Add the memory for opening a file of `file_bytes` to the footprint of a run.
 
-    The footprint must not count constants. `largest_constant` is in bytes of the file; it matters
-    for LiteRT with float16.
+    The footprint must not count constants. `largest_constant` is the size in the file, in bytes;
+    only LiteRT with float16 needs it.
     """
     opening = round(FILES[runtime, precision] * file_bytes + UNPACKED * largest_constant)
     return replace(run, planned=run.planned + opening, process=run.process + opening)

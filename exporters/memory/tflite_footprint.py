@@ -60,8 +60,8 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     """A subgraph's tensors, its operators in order of execution, and the subgraphs that they run.
 
     `inputs` and `outputs` are indices of tensors. `file_operators` counts the operators of the
-    whole file, because the session holds all of them. `over` maps the name of each output that the
-    agent copies over an input to the index of its tensor.
+    whole file, because the session holds all of them. `over` has the outputs that the agent copies
+    over inputs: it maps the output's name to the index of the output's tensor.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -132,7 +132,7 @@ def tensor_sizes(plan: MemoryPlan, batch: int) -> list[int]:
 
 
 def hashable(expression: Expression) -> Expression:
-    """Return `expression` with its lists, which a stored plan contains, replaced by tuples."""
+    """Replace the lists in `expression`, which comes from a stored plan, by tuples."""
     return tuple(map(hashable, expression)) if isinstance(expression, list) else expression
 
 

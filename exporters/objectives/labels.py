@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def classes(count: int, *shape: int) -> Part:
-    """Declare labels that are classes from 0 to `count` - 1, for `loss`.
+    """Declare labels that are classes from 0 to `count` - 1, for the decorator `loss`.
 
     Args:
         count: Number of classes, or of other ids.
@@ -39,7 +39,7 @@ def classes(count: int, *shape: int) -> Part:
 
 
 def numbers(*shape: int) -> Part:
-    """Declare labels that are float32 numbers, for `loss`.
+    """Declare labels that are float32 numbers, for the decorator `loss`.
 
     Args:
         shape: Shape of the labels of one sample; no sizes if a sample has one number.

@@ -23,8 +23,8 @@ def objective(loss: str, outputs: OutputForm | tuple[int, ...]) -> Objective:
 
     Args:
         loss: The text of a loss, see `loss_text.py`.
-        outputs: The model's outputs, or the shape of a single one, without the batch. If its class
-            axis has size 1, cross-entropy is binary.
+        outputs: The model's outputs, or the shape of a single output, without the batch. If the
+            class axis has size 1, cross-entropy is binary.
 
     Returns:
         The objective.

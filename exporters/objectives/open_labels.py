@@ -6,7 +6,7 @@ from exporters.objectives.loss_text import BuiltIn, Own, parse
 
 
 def labels_of(loss: str) -> LabelRule:
-    """The rule for the labels of a loss. What depends on the model is left open.
+    """The rule for the labels of a loss. Fields that depend on the model are left open.
 
     If a sum of losses takes several arrays of labels, `parts` lists their names and types, and the
     rule's shape is None. A user's own loss is imported, because it declares the shapes.

@@ -355,9 +355,10 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
 
 
 def trains(loss: Measure, output: Tensor, labels: Sequence[Part]) -> bool:
-    """Whether `loss` has a gradient for other outputs.
+    """Whether `loss` has a gradient for some random outputs in the shape of `output`.
 
-    For example, a hinge loss has a gradient only for some outputs.
+    A loss without a gradient for `output` may have a gradient elsewhere. An example is a hinge
+    loss.
     """
     generator = torch.Generator().manual_seed(0)
     others = torch.randn(WIDE, *output.shape[1:], generator=generator).requires_grad_()
@@ -370,8 +371,9 @@ def used_outputs(
 ) -> frozenset[int] | None:
     """Indices of the outputs that a gradient of the user's own loss reaches; None for one output.
 
-    For all other outputs, PyTorch's gradient is None, so that PyTorch's optimizers do not decay
-    their parameters. The arguments are those of `check_own_loss`, which has accepted them.
+    For all other outputs, PyTorch's gradient is None. So PyTorch's optimizers do not decay the
+    parameters of these outputs. The arguments are those of `check_own_loss`, which has accepted
+    them.
     """
     parts = outputs.parts
     if len(parts) == 1:

@@ -91,9 +91,9 @@ class Order:
         ONNX Runtime takes the last node of the file that no other node reads, and first runs all
         nodes on which this node depends. So the updates of the last layers, whose gradients are
         known first, have to be last in the file. Otherwise large tensors stay in memory until small
-        biases are updated. For each update, this method counts the gradients that it shares with
-        other updates. The larger the number, the later the update runs. Gradients are the values
-        that depend on `labels`.
+        biases are updated. For each update, this method counts the gradients that other updates
+        also need. The larger the number, the later the update runs. Gradients are the values that
+        depend on `labels`.
         """
         first = sum(1 << self.number[node] for v in labels for node in set(self.readers.get(v, ())))
         gradients = sum(1 << self.number[n] for n, needed in self.needed.items() if needed & first)
@@ -140,10 +140,7 @@ class Order:
                     yield from self.uses(result)
 
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
-        """Make the node that computes `new` depend on the nodes `late`;
-
-        False if this is impossible.
-        """
+        """Make the node that computes `new` depend on the nodes `late`; False if impossible."""
         end = new.producer()
         assert end is not None
         index = next((n for n, v in enumerate(end.inputs) if is_like(v, new)), None)

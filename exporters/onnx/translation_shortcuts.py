@@ -1,4 +1,4 @@
-"""Keeps torch.onnx from computing what is known before it translates a traced graph.
+"""Spares torch.onnx computations whose results are known before it translates a traced graph.
 
 The replaced functions are private to torch. A version of torch without these functions computes
 everything as usual.
@@ -26,11 +26,11 @@ signature_of_schema = OpSignature.from_op_schema
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
-    """Let torch.onnx translate only traced graphs, which takes less than half of the time.
+    """Speed up torch.onnx for traced graphs: the translation takes less than half of the time.
 
     These graphs have only core operators, so torch.onnx needs no table of decompositions. Their
-    nodes know their values, so torch.onnx need not run them to know types. The signature of an ONNX
-    operator is computed once in a process.
+    nodes store example values, so torch.onnx need not run the nodes to find types. The signature of
+    an ONNX operator is computed once in a process.
     """
     functions: list[tuple[Any, str, Any]] = [(OpSignature, "from_op_schema", known_signature)]
     if type_promotion is not None:

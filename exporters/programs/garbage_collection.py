@@ -18,7 +18,7 @@ process before the first of these contexts began."""
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for garbage rarely. Otherwise this takes a fifth of the time of tracing.
+    """Let Python look for garbage rarely. Otherwise the search takes a fifth of the tracing time.
 
     Tracing and loading libraries make millions of objects, and most of them stay. Also usable as a
     decorator. The last context that ends, in any thread, restores the setting of the first context.

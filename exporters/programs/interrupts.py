@@ -1,4 +1,4 @@
-"""Recovers a Ctrl-C that torch hid: its clean-up code may raise another error instead."""
+"""Recovers a Ctrl-C that torch hid: torch's clean-up code may raise another error instead."""
 
 
 def raise_if_interrupted(error: BaseException) -> None:

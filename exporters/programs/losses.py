@@ -42,8 +42,8 @@ class Objective:
     Attributes:
         loss: The loss of a batch.
         labels: The rule for labels: a class for each position, numbers, or several arrays.
-        predicted: The class that is predicted at each position, in the type of the logits; None
-            where no single output is a class.
+        predicted: The class that is predicted at each position, in the type of the logits; None if
+            no single output is a class.
         absolute: The mean absolute error of a regression by `mse`; else None.
         metrics: Further means over the samples of a batch, by name.
         classes: Size of the output's class axis; 1 if the labels are 0 and 1, or are not classes.
@@ -52,7 +52,8 @@ class Objective:
         maskable: Whether logits of absent classes can be set to zero.
         own: Whether the loss is the user's own function.
         used: Indices of the outputs that the loss takes, if they are packed; None for all.
-        together: Computes all measures at once, in their order; None if each is a function.
+        together: Computes all measures at once, in the order of `measures`; None if each measure
+            has a function of its own.
     """
 
     loss: Measure
@@ -224,8 +225,8 @@ def dice(logits: Tensor, labels: Tensor) -> Tensor:
 def contrastive(output: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
     """The supervised contrastive loss of a batch (Khosla et al. 2020, eq. 2).
 
-    With z the outputs (batch, n) divided by their lengths, the loss of the sample i is the mean
-    over the other samples p with its label of -log(exp(z_i.z_p / T) / sum_a exp(z_i.z_a / T)),
+    With z the outputs (batch, n) divided by their lengths, the loss of the sample i is the mean of
+    -log(exp(z_i.z_p / T) / sum_a exp(z_i.z_a / T)) over the other samples p with the same label,
     where a are all samples but i. The loss is the mean over the samples that share a label.
 
     Args:

@@ -83,7 +83,8 @@ class ProgramSignature:
         source: The recorded model that the function runs, if any. Error messages use it to name
             the user's line that an operator comes from.
         recompute: How the backward pass computes activations again instead of keeping those of the
-            forward pass; None if it keeps all. Only ONNX graphs can compute them again.
+            forward pass; None if it keeps all activations. Only ONNX graphs can compute activations
+            again.
         joint: The trace that this signature shares with others, if any.
 
     Raises:

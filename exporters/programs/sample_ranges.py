@@ -29,7 +29,7 @@ def parts_of_input(graph: GraphModule) -> tuple[Part, ...]:
 
 
 def describe_input(graph: GraphModule, input_range: InputRange, parts: tuple[Part, ...]) -> None:
-    """Note the range of the numbers that `graph` takes, and the inputs that are packed in them."""
+    """Note the range of the samples of `graph`, and the inputs that are packed into a sample."""
     meta = input_node(graph).meta
     meta |= {key: value for key, value in ((RANGE, input_range), (PARTS, parts)) if value}
 

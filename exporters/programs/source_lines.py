@@ -109,7 +109,8 @@ def place_of_assignment(model: torch.nn.Module, name: str) -> str:
 
     Args:
         model: The model.
-        name: Name of a parameter or buffer; an attribute of a module may hold its module.
+        name: Name of a parameter or buffer, such as `head.weight`. The class of the model may
+            assign it as `self.head.weight`, or the class of `head` as `self.weight`.
     """
     *path, attribute = name.split(".")
     for end in range(len(path), -1, -1):

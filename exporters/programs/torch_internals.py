@@ -49,13 +49,13 @@ WITHOUT_LAYOUTS = (proxy_tensor, "_extract_tensor_metadata", lambda value: None)
 
 
 def users_lines(_: Any, frames: StackSummary) -> StackSummary:
-    """The frames of the user's code in the model. Torch keeps those of `forward` alone."""
+    """The frames of the user's code in the model. Torch itself keeps only frames of `forward`."""
     inside = dropwhile(lambda frame: frame.name != "forward", frames)
     return StackSummary.from_list([frame for frame in inside if is_users(frame.filename)])
 
 
 def lines_of_users() -> AbstractContextManager[None]:
-    """Let nodes know the user's lines in every function, not in `forward` alone."""
+    """Let nodes store the user's lines in every function, not only in `forward`."""
     return replaced([(TracerBase, "_filter_traceback_frames", users_lines)])
 
 

@@ -52,7 +52,7 @@ NO_CACHE = (
 
 
 class FixedSizes:
-    """Context that notes the first condition on the number of samples that not all batches meet.
+    """Context that notes the first condition on the number of samples that excludes some batches.
 
     Attributes:
         line: The user's line; empty if there was none.

@@ -5,7 +5,7 @@ that read x or a view of x after the write then read y or the same view of y. A 
 view becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
 
 A write into a buffer that is saved with the model, such as an average, also becomes a new value.
-One `copy_` after the last write stores it, and nothing in the graph reads the buffer after that.
+One `copy_` after the last write stores the new value, and no later node reads the buffer.
 
 Nodes that share memory are known exactly: recording keeps the storage of every value.
 """

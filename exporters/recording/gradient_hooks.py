@@ -1,4 +1,4 @@
-"""Detects hooks of a model's own code that change gradients, which a recording leaves out."""
+"""Detects hooks with which a model's own code changes gradients. A recording leaves out hooks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from profiles.errors import ModelError
 
 
 class GradientHooks(TorchFunctionMode):
-    """Context in which a forward pass runs; hooks set in it are watched in the backward pass."""
+    """Context for a forward pass. The hooks that the pass sets are watched in the backward pass."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

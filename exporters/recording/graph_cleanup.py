@@ -98,7 +98,7 @@ def fill_with_zeros(graph: GraphModule) -> None:
     """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
     In the graph, filling makes a copy, which would read the reserved memory. Random draws do not
-    read the reserved memory, which stays as it is for them.
+    read the reserved memory, so they keep it.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):

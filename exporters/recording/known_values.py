@@ -1,8 +1,8 @@
 """Reads the values of tensors that samples do not change, while a model is recorded.
 
 A model may keep a list of columns or a flag as a tensor, in an attribute or in a buffer of
-integers, and its Python code may decide by it. `torch.export` knows no values; here they are
-computed beside the recording.
+integers, and its Python code may branch on the values. `torch.export` does not know the values.
+Here they are computed beside the recording.
 """
 
 import re
@@ -32,10 +32,10 @@ FOLLOWED = (
 
 
 class KnownValues(TorchFunctionMode):
-    """Context in which Python's code may read the values of the constants of a model.
+    """Context in which a model's Python code may read the values of the model's constants.
 
     Attributes:
-        number: The user's line that read a number, for example by `int`, from other tensors last;
+        number: The user's last line that read a number from another tensor, for example by `int`;
             empty if there was none.
     """
 

@@ -19,7 +19,7 @@ class OutputForm:
         parts: The outputs in the order in which the model returns them. Outputs in dictionaries and
             named tuples are named by their keys and fields, others are numbered from "0". A single
             tensor has the name "".
-        left_out: Why each other value is not an output, by name.
+        left_out: For each other value, by name, the reason why it is not an output.
         in_training: If the model returns further outputs in training mode, the name by which the
             only output is found among them.
     """
@@ -109,7 +109,7 @@ def _same(size: int | SymInt, rows: int | SymInt) -> bool:
 
 
 def return_packed_output(model: nn.Module, only: str | None = None) -> list[OutputForm]:
-    """Make `model` take one tensor and return one: its only output, or all of them packed.
+    """Make `model` take one tensor and return one tensor: its only output, or all outputs packed.
 
     Call it with a copy. With `only`, the model returns the output of this name alone.
 

@@ -1,4 +1,4 @@
-"""TFLite graphs that hold their weights: what depends only on constants is computed in advance.
+"""TFLite graphs that hold their weights. Values that depend only on constants are precomputed.
 
 A convolution with constant weights is a single operator, which XNNPACK (LiteRT's fast library) runs
 fastest. The scale and shift of a batch norm become part of the convolution's weights. A ReLU
@@ -40,7 +40,7 @@ ACTIVATED = {*CHANNEL_AXIS, schema.BuiltinOperator.ADD}
 
 
 class FoldingSubgraph(Subgraph):
-    """A subgraph that computes operators of constants instead of storing them."""
+    """A subgraph that computes operators on constants, instead of storing these operators."""
 
     def several(
         self,

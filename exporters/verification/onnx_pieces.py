@@ -1,7 +1,7 @@
 """Cuts an ONNX file into pieces. Each piece computes one value from values that are known.
 
-A piece runs in a session of its own. If every piece is right, and reads what it should, the file is
-right. So equal pieces, for example in equal layers, have to run only once.
+A piece runs in a session of its own. If every piece is right, and reads the right values, the file
+is right. So equal pieces, for example in equal layers, have to run only once.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ class Piece:
 
     Attributes:
         output: The name of a tensor in the file.
-        nodes: The indices of the file's nodes that compute it, in order.
-        reads: The tensors that they read. Each has the value of a node of the traced graph.
-        constants: Names of the constants that they read.
+        nodes: The indices of the file's nodes that compute `output`, in order.
+        reads: The tensors that these nodes read. Each has the value of a node of the traced graph.
+        constants: Names of the constants that these nodes read.
         chooses: Whether a node computes full batches in another way.
     """
 

@@ -72,7 +72,7 @@ class Comparison:
         Args:
             cone: The operators of the traced graph that compute the same value from `leaves`.
             leaves: The values of the cone's leaves.
-            actual: The runtime's value; None if it has not the right shape.
+            actual: The runtime's value; None if its shape is wrong.
             form: The form of the graph that the runtime computed.
 
         Returns:

@@ -61,7 +61,7 @@ class Verdict:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict with the largest error relative to its tolerance; a wrong operator if any is."""
+    """The verdict with the largest error relative to its tolerance. Wrong operators come first."""
     return max(
         verdicts, key=lambda v: (not v.passed and v.operator is not None, v.error / v.tolerance)
     )

@@ -123,7 +123,7 @@ def run_growth(
         inputs: Bytes of the inputs, the state and the constants of the graph included.
         outputs: Bytes of the outputs.
         arena: Bytes of the runtime arena.
-        nodes: Nodes of the graph that stay in memory with it.
+        nodes: Number of nodes that the runtime keeps in memory with the graph.
         over: Bytes of the outputs that are written over inputs. They take no memory of their own.
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)

@@ -72,8 +72,8 @@ OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
 def load_device(reference: str) -> DeviceProfile:
     """Load a device profile.
 
-    Use it to look at a device's figures, or to change some before `plan`. `plan` itself takes a
-    name or a file, too.
+    Use it to look at a device's figures, or to change some figures before `plan`. Otherwise pass
+    the name or the file to `plan`.
 
     Args:
         reference: A file (.json or .toml), or the name of a built-in profile.

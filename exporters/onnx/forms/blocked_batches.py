@@ -31,7 +31,7 @@ def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_ba
 def branch(layout: BlockedValues, way: Way) -> ir.Graph:
     """Return a graph of the nodes that `way` adds; its only output is the value that `way` returns.
 
-    The nodes may read values of the graph around it.
+    The nodes may read values of the enclosing graph.
     """
     around = layout.nodes, layout.views, layout.from_lengths
     layout.nodes, layout.views = [], dict(layout.views)

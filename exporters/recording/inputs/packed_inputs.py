@@ -176,7 +176,7 @@ def with_limits(model: nn.Module, graph: GraphModule) -> None:
 
 
 def indexed_rows(graph: GraphModule, parts: Sequence[Part]) -> dict[str, list[int]]:
-    """For each part, how many rows each table has that `graph` indexes with this part."""
+    """For each part, the number of rows of each table that `graph` indexes with this part."""
     size = packed_size(parts)
     rows: dict[str, list[int]] = {part.name: [] for part in parts}
     names = {(at.start, at.stop): name for name, at in columns(parts).items()}

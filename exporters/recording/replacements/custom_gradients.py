@@ -48,9 +48,9 @@ class Context:
 
 
 class Replacing(Function):
-    """Holds the code that replaces that of `Function.apply`.
+    """Holds the code that replaces the code of `Function.apply`.
 
-    Python requires that both read the variable `__class__`.
+    Python requires that both codes read the variable `__class__`.
     """
 
     @classmethod

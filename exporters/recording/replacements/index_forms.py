@@ -27,7 +27,7 @@ def topk(
     sorted: bool = True,
     **more: Any,
 ) -> Any:
-    """`torch.topk` in sorted order. Otherwise each runtime chooses an order of its own."""
+    """`torch.topk` in sorted order. Without sorting, each runtime would choose its own order."""
     return func(input, k, dim, largest, True, **more)
 
 
@@ -95,7 +95,7 @@ def searchsorted(
     right: bool = False,
     **more: Any,
 ) -> Tensor:
-    """`torch.searchsorted`: the number of `ascending` numbers below each of `x`."""
+    """`torch.searchsorted`: for each number of `input`, how many of `sorted_sequence` are below."""
     if given or not isinstance(input, Tensor) or any(more.values()):
         return func(sorted_sequence, input, *given, right=right, **more)
     rows = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
@@ -148,7 +148,7 @@ def is_plain(part: Any) -> bool:
 
 
 def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
-    """`x[index] = value` for a mask or a list of integers, for which TFLite has other operators."""
+    """`x[index] = value` for a mask or a list of integers, by operators that TFLite has."""
     if is_mask(index) and is_number(value):
         mask = index.reshape(*index.shape, *[1] * (x.dim() - index.dim()))
         x.copy_(torch.where(mask, value, x))

@@ -121,7 +121,7 @@ def longer_unpack(
     padding_value: float = 0.0,
     total_length: int | None = None,
 ) -> Any:
-    """Pad two more steps than the longest sequence has, unless the model gives a number."""
+    """Pad to the longest sequence plus two steps, unless the model gives a number of steps."""
     from exporters.recording.replacements.packed_sequences import unpack
 
     steps = sequence.batch_sizes.size(0) + 2 if total_length is None else total_length

@@ -232,7 +232,7 @@ def gaussian_nll_loss(
 
 
 def numpy_array(*_: Any, **__: Any) -> NoReturn:
-    """`Tensor.numpy`. Raises ModelError: a recording does not follow NumPy."""
+    """`Tensor.numpy`. Always raises ModelError, because a recording does not follow NumPy."""
     raise ModelError(
         "The model turns a tensor into a NumPy array{place}, and a recording does not follow "
         "NumPy. Compute with torch.",
