@@ -68,13 +68,13 @@ test-flower: ## three sites of five agents under Flower, in an environment of it
 	  -c $(FLOWER)/torch.txt -e '.[flower]' pytest hypothesis
 	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest -m flower -W default -p no:cacheprovider tests/flower $(ARGS)
 
-test-logs: ## logs of simulations in MLflow and TensorBoard, in an environment of its own
+test-logs: ## logs of simulations and of serve in MLflow and TensorBoard, in an environment of its own
 	$(PYTHON) -m venv $(LOGS)
 	grep '^torch==' constraints.txt > $(LOGS)/torch.txt
 	$(LOGS)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c $(LOGS)/torch.txt -e '.[mlflow,tensorboard]' pytest hypothesis
 	OMP_NUM_THREADS=1 $(LOGS)/bin/python -m pytest -m logs -W default -p no:cacheprovider \
-	  tests/toolkit/simulation $(ARGS)
+	  tests/toolkit/simulation tests/toolkit/coordinator/test_round_logs.py $(ARGS)
 
 # Each in an environment of its own. Shims of pyenv are there without their version, too.
 test-pythons: ## run the tests on each Python of PYTHONS="3.11 3.12 3.13 3.14" that is installed; ARGS

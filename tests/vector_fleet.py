@@ -8,7 +8,7 @@ import re
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -51,6 +51,7 @@ from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
 from toolkit.evaluation_sums import Evaluation
+from toolkit.metric_logs import LogName
 from toolkit.web.built_page import Page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -233,11 +234,14 @@ def running(
     planner: SubmodelPlanner | None = None,
     page: Page | None = None,
     new_key: bool = False,
+    logs: Sequence[LogName] = (),
 ) -> Iterator[Server]:
     """A coordinator that serves `config`; `say` gets each message that it logs."""
     with messages_to(say):
         origin = config.state.parent / "fleet.toml"
-        server = Server(config, model or VectorModel(), origin, planner, page, new_key=new_key)
+        server = Server(
+            config, model or VectorModel(), origin, planner, page, new_key=new_key, logs=logs
+        )
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

@@ -17,6 +17,7 @@ from toolkit.cli.operator.operator_options import client_of, is_url, show_answer
 if TYPE_CHECKING:
     from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
     from toolkit.coordinator.storage.release_folder import Release
+    from toolkit.metric_logs import LogName
 
 HOST = re.compile(r"[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9a-fA-F:]+")
 ALL = "*"
@@ -37,8 +38,18 @@ ALL = "*"
     help="Make a new key because the coordinator's key is lost or damaged. Every device has to "
     "join again.",
 )
+@click.option(
+    "--log",
+    "logs",
+    type=click.Choice(["mlflow", "tensorboard"]),
+    multiple=True,
+    help="Log each round to MLflow, or to event files for TensorBoard in the state folder; "
+    "repeatable.",
+)
 @click.option("--log-json", is_flag=True, help="Write the log as one JSON object per line.")
-def serve(config: Path, check_models: bool, new_key: bool, log_json: bool) -> None:
+def serve(
+    config: Path, check_models: bool, new_key: bool, logs: tuple["LogName", ...], log_json: bool
+) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
 
     Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy
@@ -53,7 +64,7 @@ def serve(config: Path, check_models: bool, new_key: bool, log_json: bool) -> No
 
         from toolkit.coordinator.startup import serve as serve_config
 
-        serve_config(config, check_models, new_key, _make_release)
+        serve_config(config, check_models, new_key, _make_release, logs)
 
 
 def _make_release(federation: "CoordinatorConfig", round_: int) -> "Release":

@@ -63,6 +63,7 @@ class FederationState:
         not_needed: The last round that closed, and how many of its devices it did not need.
         released: The releases that devices are offered. The round worker refreshes them.
         missed_deadlines: How many deadlines of the open round have passed with too few updates.
+        round_published: Called after the result of a round was written.
         notifier: Tells the operator's own programs what happens.
         make_model: Makes the global model for changed settings; None if they cannot change now.
         secrets_due: The devices that were asked for a new secret. This mapping is never changed: a
@@ -97,6 +98,7 @@ class FederationState:
     key_changes: list[KeyChange] = field(init=False, repr=False)
     secrets_due: secret_log.Due = field(init=False, repr=False)
     missed_deadlines: int = 0
+    round_published: Callable[[], None] = lambda: None
     notifier: Notifier = field(default_factory=Notifier, repr=False)
     make_model: Callable[[CoordinatorConfig], object] | None = None
     new_settings: Any = None

@@ -5,7 +5,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from toolkit.coordinator.http.request_limits import RequestLimits
 from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.notifications import EVENTS, Notifier
+from toolkit.coordinator.round_logs import UNLOGGED, round_logs
 from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.settings_check import (
     check_judged,
@@ -40,6 +41,7 @@ from toolkit.coordinator.settings_check import (
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_lock import FolderLock
 from toolkit.coordinator.storage.retention import KEEP_UPDATES
+from toolkit.metric_logs import LogName
 from toolkit.web.built_page import Page
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class Server:
         ready: Whether the next round may begin.
         new_key: Replace the coordinator's key, which is lost, by a new one.
         loss_code: What the user's own loss computes; None for other losses.
+        logs: The services to which `run` logs the rounds.
 
     Attributes:
         make_planner: Creates the planner while the server runs, if `planner` is not given.
@@ -89,8 +92,9 @@ class Server:
         ready: Callable[[], bool] = lambda: True,
         new_key: bool = False,
         loss_code: str | None = None,
+        logs: Sequence[LogName] = (),
     ) -> None:
-        self.config = config
+        self.config, self._logs = config, logs
         self.make_planner: MakePlanner | None = None
         self._certificate = certificate or certificate_of(config)
         check_judged(config)
@@ -138,9 +142,16 @@ class Server:
         self.coordinator.is_stopping = lambda: self._uvicorn.should_exit
 
     def run(self) -> None:
-        """Serve until an interrupt or `stop`. Raises the error that ended the rounds, if any."""
+        """Serve until an interrupt or `stop`. Raises the error that ended the rounds, if any.
+
+        Raises InputError if a log of the rounds cannot be opened.
+        """
+        history, settings = self._store.history.results, self.config.model_dump(mode="json")
+        shown = {key: value for key, value in settings.items() if key not in UNLOGGED}
         try:
-            self._uvicorn.run(sockets=[self._socket])
+            with round_logs(self._logs, self.config.state, history, shown) as logs:
+                self.coordinator.round_published = logs.wake
+                self._uvicorn.run(sockets=[self._socket])
         finally:
             self.close()
         failure = self.round_worker.failure or self._planner_failure

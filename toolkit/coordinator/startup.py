@@ -6,7 +6,7 @@ refused at once.
 
 import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.folder_check import DATABASE
 from toolkit.coordinator.storage.folder_lock import claimed
 from toolkit.coordinator.storage.release_folder import Release
+from toolkit.metric_logs import LogName, check_installed
 from toolkit.web.built_page import read_page
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def serve(
     read_all: bool = False,
     new_key: bool = False,
     make_release: MakeRelease | None = None,
+    logs: Sequence[LogName] = (),
 ) -> None:
     """Serve the federation of the file `config_path` until interrupted.
 
@@ -47,13 +49,15 @@ def serve(
         read_all: Verify the hash of every kept model.
         new_key: Replace the coordinator's key, which is lost, by a new one.
         make_release: Makes the releases that the table [release] asks for.
+        logs: Log each round to `"mlflow"`, `"tensorboard"` or both.
 
     Raises:
-        InputError: For a mistake in the file, a port in use, or a state folder of another
-            federation.
+        InputError: For a mistake in the file, a port in use, a state folder of another federation,
+            or a log that cannot be used.
         EdgeTailorError: If the rounds cannot continue, for example because the model diverged.
         KeyboardInterrupt: When interrupted.
     """
+    check_installed(logs)
     config = load_config(config_path)
     check_judged(config)
     # uvicorn raises the signal again after it has stopped. This handler ends the process cleanly.
@@ -92,6 +96,7 @@ def serve(
                 ready=site.ready if site else lambda: True,
                 new_key=new_key,
                 loss_code=model.loss_code(),
+                logs=logs,
             )
         if make_release is not None:
             coordinator = server.coordinator

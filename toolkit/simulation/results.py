@@ -29,11 +29,10 @@ from toolkit.coordinator.federation_file.federation_config import FederationConf
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import EvaluationTable
 from toolkit.coordinator.settings_check import other_loss
+from toolkit.metric_logs import EVENTS, RUN_ID
 
 SETTINGS, HISTORY, CURVES = "config.json", "history.jsonl", "curves.png"
 MODEL, BEST, STATE = "global.safetensors", "best.safetensors", "state"
-EVENTS, RUN_ID = "tensorboard", "mlflow-run"
-"""The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 UNUSED = (
     "state", "host", "port", "tls_cert", "tls_key", "phones", "site", "min_devices",
     "forget_after", "keep", "keep_updates", "release", "token_days",

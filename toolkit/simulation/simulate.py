@@ -22,6 +22,7 @@ from toolkit.aggregation.privacy.clipped_changes import refuse_statistics
 from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
+from toolkit.metric_logs import LogName, check_installed, open_logs
 from toolkit.simulation.attacks.attack_table import check_attack
 from toolkit.simulation.attendance import attendance_of, workloads
 from toolkit.simulation.chunks import ChunkTrainer
@@ -32,7 +33,7 @@ from toolkit.simulation.engines.engine import Engine, WorkerSetup
 from toolkit.simulation.engines.in_process import InProcess
 from toolkit.simulation.engines.processes import Processes
 from toolkit.simulation.engines.ray_actors import RayActors
-from toolkit.simulation.metric_logs import LogName, Observer, check_installed, open_logs
+from toolkit.simulation.logged_figures import Observer, logged, observer
 from toolkit.simulation.partition import (
     Parts,
     dirichlet_split,
@@ -151,11 +152,11 @@ def simulate(
     folder.begin(settings, force)
     with (
         limited_threads(threads),
-        open_logs(logs, folder, settings) as opened,
+        open_logs(logs, folder.root, list(map(logged, folder.history)), settings) as opened,
         closing(started(engine, simulation, workers, threads, device)) as trains,
     ):
         progress(f"training {counted(len(simulation.specs), 'client')}")
-        simulation.observers = [*opened, *([on_round] if on_round else [])]
+        simulation.observers = [*map(observer, opened), *([on_round] if on_round else [])]
         simulation.run(trains)
     write_file(folder.root / MODEL, simulation.federation.save())
     best = folder.best_model()

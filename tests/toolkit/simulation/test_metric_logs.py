@@ -17,11 +17,11 @@ from log_messages import logged
 from models_for_tests import CLASSES, INPUT_SHAPE
 from refusals import refused
 from toolkit.cli.printed.simulated_rounds import shown_rounds
-from toolkit.simulation.metric_logs import metrics
+from toolkit.simulation.logged_figures import logged as logged_figures
 from toolkit.simulation.results import RoundResult
 from toolkit.simulation.simulate import simulate
 
-KEYS = set(RoundResult.__struct_fields__) - {"round"}
+KEYS = set(RoundResult.__struct_fields__) - {"round", "held_out", "devices"}
 
 
 @pytest.fixture
@@ -53,10 +53,17 @@ def kill_after(round_: int, result: RoundResult) -> None:
 
 
 def of_history(folder: Path) -> dict[str, dict[int, float]]:
-    """The values of each key by round, from the file; without keys that are null."""
+    """The values of each key by round, from the file; without keys that are null.
+
+    Of an object by client, the value is the number of clients.
+    """
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    values = [
+        {key: len(value) if isinstance(value, dict) else value for key, value in line.items()}
+        for line in lines
+    ]
     curves = {
-        key: {line["round"]: line[key] for line in lines if line[key] is not None} for key in KEYS
+        key: {line["round"]: line[key] for line in values if line[key] is not None} for key in KEYS
     }
     return {key: values for key, values in curves.items() if values}
 
@@ -190,9 +197,9 @@ def test_rounds_without_a_terminal() -> None:
 
 def test_metrics_of_a_loss_are_logged_and_replace_no_figure() -> None:
     own = HeldOutFigures(metrics={"iou": 0.25, "loss": 9.0})
-    logged_figures = metrics(msgspec.structs.replace(result(1, None), held_out=own))
-    assert logged_figures["loss"] == 0.5
-    assert {key: value for key, value in logged_figures.items() if "metric" in key} == {
+    figures = logged_figures(msgspec.structs.replace(result(1, None), held_out=own)).figures
+    assert figures["loss"] == 0.5
+    assert {key: value for key, value in figures.items() if "metric" in key} == {
         "metric_iou": 0.25,
         "metric_loss": 9.0,
     }

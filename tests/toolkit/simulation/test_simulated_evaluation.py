@@ -18,7 +18,7 @@ from device_agent.formats.evaluation_counts import EvaluationRequest, LocalEvalu
 from device_agent.formats.label_rule import IGNORED
 from device_agent.training.batching import held_out
 from edgetailor import TrainingConfig, split
-from toolkit.simulation.metric_logs import metrics
+from toolkit.simulation.logged_figures import logged as logged_figures
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulate import prepare, simulate
 from toolkit.simulation.simulation_config import load_simulation
@@ -107,7 +107,7 @@ def test_figures_are_those_of_pooled_samples(tmp_path: Path) -> None:
         assert {name: kind.devices for name, kind in came.kinds.items()} == {"phone": 4, "board": 2}
         assert came.classes is not None
         assert np.sum(came.classes, axis=0).tolist() == [total, right]
-        assert metrics(result)["devices_accuracy"] == right / total
+        assert logged_figures(result).figures["devices_accuracy"] == right / total
     # Read from the folder again, the results are the same.
     assert simulate(tmp_path / "fleet.toml", tmp_path / "out") == results
 

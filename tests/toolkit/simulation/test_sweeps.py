@@ -19,7 +19,7 @@ from refusals import refused
 from toolkit.cli.printed.sweep_table import show_sweep
 from toolkit.coordinator.federation_file.sweep_table import grid_of_table
 from toolkit.simulation.comparison import Row
-from toolkit.simulation.metric_logs import Observer
+from toolkit.simulation.logged_figures import Observer
 from toolkit.simulation.results import RoundResult
 from toolkit.simulation.simulate import simulate
 from toolkit.simulation.simulation_config import load_simulation

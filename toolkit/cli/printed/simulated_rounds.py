@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from profiles.text_formatting import counted
 
 if TYPE_CHECKING:
-    from toolkit.simulation.metric_logs import Observer
+    from toolkit.simulation.logged_figures import Observer
     from toolkit.simulation.results import RoundResult
 
 logger = logging.getLogger(__name__)

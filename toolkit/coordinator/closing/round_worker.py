@@ -485,6 +485,7 @@ class RoundWorker:
         """Write global.safetensors and history.json, for people and other programs."""
         store = self._coordinator.store
         publish(store.folder, model, store.history.results(), store.history.models())
+        self._coordinator.round_published()
 
 
 def _by_staleness(folding: RoundAggregation) -> list[int]:

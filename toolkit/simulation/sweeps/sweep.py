@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from device_agent.formats.atomic_files import write_file
 from profiles.errors import EdgeTailorError, InputError
-from toolkit.simulation.metric_logs import Observer
+from toolkit.simulation.logged_figures import Observer
 from toolkit.simulation.results import CURVES, LOSS_CODE, MODEL, RunFolder
 from toolkit.simulation.simulate import simulate
 from toolkit.simulation.simulation_config import SimulationConfig, load_simulation

@@ -1,34 +1,43 @@
-"""Logs the rounds of a simulation to TensorBoard or MLflow, with the keys of `history.jsonl`.
+"""Logs the figures of rounds to TensorBoard or MLflow, for `simulate` and `serve`.
 
-A simulation that continues also logs the earlier rounds, so that no round is missing.
+A run that continues also logs the earlier rounds, so that no round is missing. Each figure of a
+round is logged once.
 """
 
 import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import msgspec
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from device_agent.cli.missing_packages import missing_package
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.protocol.fleet import Measured
+from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, Measured
 from profiles.errors import InputError
-from toolkit.simulation.results import EVENTS, RUN_ID, RoundResult, RunFolder
 
 LogName: TypeAlias = Literal["mlflow", "tensorboard"]
 """A service to which rounds are logged. It has the name of its package."""
-Observer = Callable[[RoundResult], None]
-"""Called with each finished round."""
+EVENTS, RUN_ID = "tensorboard", "mlflow-run"
+"""The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 EXPERIMENT = "edgetailor"
 ERRORS = ("rmse", "mae")
 """Figures of a regression that are logged."""
 DEVICE_FIGURES = ("accuracy", "loss", "mean_accuracy", "worst_accuracy", "trained_accuracy")
 """Figures of a federated evaluation that are logged, with `devices_` before their names."""
+
+
+class Logged(NamedTuple):
+    """The figures of a round, by key."""
+
+    round: int
+    figures: Mapping[str, float]
+
+
+Log = Callable[[Logged], None]
+"""Logs those figures of a round that are not logged yet. Raises InputError if that fails."""
 
 
 def check_installed(names: Iterable[LogName]) -> None:
@@ -40,41 +49,43 @@ def check_installed(names: Iterable[LogName]) -> None:
 
 @contextmanager
 def open_logs(
-    names: Iterable[LogName], folder: RunFolder, settings: Mapping[str, object]
-) -> Iterator[list[Observer]]:
-    """Provide a function for each log in `names`, which logs the result of a round.
+    names: Iterable[LogName],
+    folder: Path,
+    history: Sequence[Logged],
+    settings: Mapping[str, object],
+) -> Iterator[list[Log]]:
+    """Provide a function for each log in `names`, which logs the figures of a round.
 
-    The rounds that are already finished in `folder` are logged first.
+    The rounds in `history` are logged first. `folder` holds what a later start needs to continue
+    the logs. The `settings` become the parameters of a new run in MLflow.
 
     Raises InputError if MLflow's store cannot be used.
     """
     with ExitStack() as stack:
-        logs: list[Observer] = []
+        logs: list[Log] = []
         for name in dict.fromkeys(names):
             if name == "tensorboard":
-                log = stack.enter_context(_tensorboard(folder))
+                log = stack.enter_context(_tensorboard(folder, history))
             else:
-                log = stack.enter_context(_mlflow(folder, settings))
-            for result in folder.history:
-                log(result)
+                log = stack.enter_context(_mlflow(folder, history, settings))
+            for logged in history:
+                log(logged)
             logs.append(log)
         yield logs
 
 
-def metrics(result: RoundResult) -> dict[str, float]:
-    """The figures of a round, by key. Figures that are None are left out."""
-    figures = msgspec.structs.asdict(result)
-    del figures["round"], figures["devices"], figures["held_out"]
-    figures["hostile"] = None if result.hostile is None else len(result.hostile)
-    figures["left_out"] = None if result.left_out is None else len(result.left_out)
-    figures["limited"] = None if result.limited is None else len(result.limited)
-    if result.held_out is not None:
-        figures |= {key: getattr(result.held_out, key) for key in ERRORS}
-        figures |= _own(result.held_out, "metric_")
-    if result.devices is not None:
-        figures |= {f"devices_{key}": getattr(result.devices, key) for key in DEVICE_FIGURES}
-        figures |= _own(result.devices, "devices_metric_")
-    return {key: float(value) for key, value in figures.items() if value is not None}
+def quality_figures(
+    held_out: HeldOutFigures | None, devices: FederatedEvaluation | None
+) -> dict[str, float | None]:
+    """The figures of a model on held-out samples and on devices, by key."""
+    figures: dict[str, float | None] = {}
+    if held_out is not None:
+        figures |= {key: getattr(held_out, key) for key in ERRORS}
+        figures |= _own(held_out, "metric_")
+    if devices is not None:
+        figures |= {f"devices_{key}": getattr(devices, key) for key in DEVICE_FIGURES}
+        figures |= _own(devices, "devices_metric_")
+    return figures
 
 
 def _own(figures: Measured, prefix: str) -> dict[str, float]:
@@ -82,25 +93,42 @@ def _own(figures: Measured, prefix: str) -> dict[str, float]:
     return {f"{prefix}{name}": value for name, value in (figures.metrics or {}).items()}
 
 
+def _only_new(
+    write: Callable[[int, Mapping[str, float]], None], known: set[tuple[str, int]]
+) -> Log:
+    """Pass the figures of a round to `write` that are not `known`, and add them."""
+
+    def log(logged: Logged) -> None:
+        step = logged.round
+        new = {key: value for key, value in logged.figures.items() if (key, step) not in known}
+        if new:
+            write(step, new)
+            known.update((key, step) for key in new)
+
+    return log
+
+
 @contextmanager
-def _tensorboard(folder: RunFolder) -> Iterator[Observer]:
+def _tensorboard(folder: Path, history: Sequence[Logged]) -> Iterator[Log]:
     """Provide a function that writes a round to event files."""
     from torch.utils.tensorboard import SummaryWriter
 
     # From `purge_step` on, readers ignore the steps in earlier files.
-    again = 1 if folder.history else None
-    with SummaryWriter(str(folder.root / EVENTS), purge_step=again) as writer:
+    again = min((logged.round for logged in history), default=None)
+    with SummaryWriter(str(folder / EVENTS), purge_step=again) as writer:
 
-        def log(result: RoundResult) -> None:
-            for key, value in metrics(result).items():
-                writer.add_scalar(key, value, result.round)
+        def write(step: int, figures: Mapping[str, float]) -> None:
+            for key, value in figures.items():
+                writer.add_scalar(key, value, step)
             writer.flush()
 
-        yield log
+        yield _only_new(write, set())
 
 
 @contextmanager
-def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Observer]:
+def _mlflow(
+    folder: Path, history: Sequence[Logged], settings: Mapping[str, object]
+) -> Iterator[Log]:
     """Provide a function that logs to the run whose id is in the folder, or to a new run."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric
@@ -119,30 +147,26 @@ def _mlflow(folder: RunFolder, settings: Mapping[str, object]) -> Iterator[Obser
                 reason=reason,
             ) from None
 
-    file = folder.root / RUN_ID
+    file = folder / RUN_ID
     with explained():
         client = MlflowClient()
         if not file.exists():
-            write_file(file, _new_run(client, folder.root, settings).encode())
+            write_file(file, _new_run(client, folder, settings).encode())
         run = file.read_text()
         client.update_run(run, status="RUNNING")
-        keys = dict.fromkeys(key for result in folder.history for key in metrics(result))
+        keys = dict.fromkeys(key for logged in history for key in logged.figures)
         known = {
             (key, metric.step) for key in keys for metric in client.get_metric_history(run, key)
         }
 
-    def log(result: RoundResult) -> None:
-        now, step = int(time.time() * 1000), result.round
-        new = [
-            Metric(key, value, now, step)
-            for key, value in metrics(result).items()
-            if (key, step) not in known
-        ]
+    def write(step: int, figures: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
         with explained():
+            new = [Metric(key, value, now, step) for key, value in figures.items()]
             client.log_batch(run, metrics=new)
 
     try:
-        yield log
+        yield _only_new(write, known)
     except BaseException:
         with suppress(MlflowException):
             client.set_terminated(run, "FAILED")
