@@ -59,10 +59,10 @@ def aggregate(
     Args:
         model: The global model that the updates were trained from.
         updates: Records and arrays, as `read_update` returns them.
-        policy: The weights of updates, and for the default strategy how factors are averaged and
-            how far the model moves.
-        strategy: Replaces the weighted mean. The strategy gets every update recovered to full
-            shapes, and returns new tensors. Default: the weighted mean.
+        policy: The weights of updates. Without `strategy`, also how factors are averaged and how
+            far the model moves.
+        strategy: A function that replaces the weighted mean. It gets every update recovered to
+            full shapes, and returns new tensors. Default: the weighted mean.
         limits: Limits each update before it is aggregated. Default: no limits.
         progress: Called with the name of each stage when it begins.
 
@@ -70,7 +70,7 @@ def aggregate(
         The next global model.
 
     Raises:
-        UpdateError: If an update does not fit `model`, or if there is none.
+        UpdateError: If there is no update, or an update does not fit `model`.
         InputError: If `strategy` returns tensors that do not fit the model.
 
     Examples:

@@ -24,7 +24,7 @@ AGGREGATION_VERSION = 1
 class Aggregated:
     """The result of `aggregate_files`: the records of the updates, and the new weights file.
 
-    `limited` has for each update what was limited of it; None if it was within the limits.
+    `limited` says for each update what the limits changed; None if they changed nothing.
     """
 
     records: tuple[UpdateRecord, ...]
@@ -51,7 +51,7 @@ def aggregate_files(
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The records of the updates, `out`, and what was limited of each update.
+        The records of the updates, `out`, and what the limits changed in each update.
 
     Raises:
         UpdateError: If an update was trained from other weights. `out` is then unchanged.

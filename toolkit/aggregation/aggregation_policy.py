@@ -32,31 +32,31 @@ class AggregationPolicy:
     and give it to `aggregate` or `Federation` as `strategy`.
 
     Args:
-        weights: What the weight of an update is: `samples` is the number of its samples, `uniform`
-            is the same weight for all, `softmax` is FedHM eq. 2 over the submodels' strengths.
+        weights: The weight of an update: `samples` is the number of its samples, `uniform` is the
+            same weight for all, `softmax` is FedHM eq. 2 over the submodels' strengths.
         temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
-        factors: How families that keep factors are averaged. `afm` averages the factors, then
-            composes the tensor from them; `act` composes the tensor of every update, then averages
-            these tensors.
+        factors: How the updates of families that keep factors are averaged. `afm` averages the
+            factors, then composes the tensor. `act` composes the tensor of every update, then
+            averages these tensors.
         beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1, the
             model moves beyond the mean.
         rule: `mean` is the weighted mean. The others limit what hostile devices can do, give all
             updates the same weight, and need all updates of a round together: `trimmed` leaves out
             the lowest and highest 30% of the values of each element, `median` takes the middle,
             and `krum` leaves out the updates whose parameters are farthest from the others'.
-        server_optimizer: Takes the change that the round would make as a gradient and keeps moments
-            from round to round, see `server_optimizers.py`: `fedavgm`, `fedadam` or `fedyogi`. None
-            moves the model by the change itself.
+        server_optimizer: `fedavgm`, `fedadam` or `fedyogi`. The optimizer uses the change of a
+            round as a gradient, and keeps moments from round to round; see `server_optimizers.py`.
+            With None, the model moves by the change itself.
         server_rate: The learning rate of the server optimizer; None for 1 with `fedavgm` and 0.01
             with the others.
         server_momentum: The decay of the first moment.
         server_beta2: The decay of the second moment; not used by `fedavgm`.
         server_tau: Added to the root of the second moment; not used by `fedavgm`. With a small
             value, the steps of all elements have similar sizes.
-        bounds: Whether `serve`, `simulate` and `aggregate_files` limit each update by what
-            updates are usually like; see `update_limits.py`.
-        judge: Whether `serve` and `simulate` leave out updates without which the new model is
-            better on held-out samples; see `model_judge.py`.
+        bounds: Whether `serve`, `simulate` and `aggregate_files` limit each update to a multiple of
+            the usual size of updates; see `update_limits.py`.
+        judge: Whether `serve` and `simulate` leave out updates that make the new model worse on
+            held-out samples; see `model_judge.py`.
 
     Raises:
         InputError: If a value cannot be used.

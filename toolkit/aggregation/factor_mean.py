@@ -29,7 +29,8 @@ class FactorMean:
         table: The tensors of the updates: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
         weights: The sum of the weights n of the updates.
-        lost: The sum of (1 - s) n, where s < 1 is the factor of an update of an earlier version.
+        lost: The sum of (1 - s) n. For an update from an earlier version of the model, s < 1 is the
+            factor of its change; else s is 1.
     """
 
     family: Family
@@ -74,12 +75,13 @@ class FactorMean:
     def recover(
         self, key: str, tensors: Mapping[str, Tensor], table: Table, model: GlobalModel
     ) -> Mapping[str, Tensor | Product]:
-        """The global tensors of `table`, recovered from `tensors`, the means or the moved factors.
+        """Recover the global tensors of `table` from `tensors`: the means, or the moved factors.
 
-        Let w be a tensor of `model`, c(f) what its kept factors f compose, and c the new composed
-        tensor. c - w is the change by training, c - c(f), and the error of the fit, c(f) - w. The
-        factors of stale updates have moved less already, and the error gets less weight here:
-        c - (1 - S / N) (c(f) - w), with S = sum s n and N = sum n. Without stale updates, it is c.
+        Let w be a tensor of `model`, c(f) the tensor that its kept factors f compose, and c the new
+        composed tensor. Then c - w is the sum of the change by training, c - c(f), and the error of
+        the fit, c(f) - w. Factors of stale updates have already moved less. This method reduces the
+        error, too. The result is c - (1 - S / N) (c(f) - w), with S = sum s n and N = sum n.
+        Without stale updates, the result is c.
         """
         shapes = slice_shapes(table, shapes_of(model.tensors))
         recovered = {**self.family.recover(tensors, table, shapes)}
@@ -157,7 +159,7 @@ class FactorMean:
 
 
 def check_factors(key: str, table: Iterable[TensorEntry], received: Mapping[str, Tensor]) -> None:
-    """Raise UpdateError unless the factors in `table` are those that devices of `key` received."""
+    """Raise UpdateError unless `table` has the factors that devices of submodel `key` received."""
     for entry in table:
         if entry.name not in received or tuple(received[entry.name].shape) != entry.shape:
             raise UpdateError(

@@ -1,9 +1,9 @@
-"""Finds the updates that make a new model worse, by aggregating the round again without some.
+"""Finds the updates that make a new model worse, by aggregating the round without some updates.
 
 The limits of `update_limits.py` do not stop a device that sends the reverse of an honest change.
-Held-out samples show what it does: the quality of the new model falls. Then groups of updates are
-left out, and smaller groups of these, until few are left without which the quality does not fall
-(delta debugging, Zeller and Hildebrandt 2002).
+Held-out samples show the damage: the quality of the new model falls. The search then leaves out
+groups of updates. If a group explains the fall, the search divides the group further, until few
+updates are left that explain the fall together (delta debugging, Zeller and Hildebrandt 2002).
 """
 
 import math
@@ -49,12 +49,12 @@ class Quality(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """The quality below which a new model is judged.
+    """The quality that a new model should reach. If it does not, its updates are judged.
 
     Attributes:
         accuracy: The best accuracy of the last models; None for a regression.
-        loss: The lowest loss of the last models; with an accuracy, at least that of the first
-            model. None if it is not above 0: then a rise has no scale.
+        loss: The lowest loss of the last models. With an accuracy, at least the loss of the first
+            model. None if this loss is not above 0: then a rise has no scale.
         samples: How many held-out samples there are.
     """
 
@@ -72,7 +72,7 @@ class Bar:
         return cls(max(accuracies, default=None), loss if loss > 0 else None, samples)
 
     def is_missed(self, quality: Judged, share: float = 1.0) -> bool:
-        """Whether `quality` is worse than the bar by more than `share` of the margin."""
+        """Whether `quality` is below the bar by more than `share` of the allowed difference."""
         accuracy, loss = quality.accuracy, quality.loss
         if not math.isfinite(loss) or (self.loss is not None and loss > self.loss * LOSS**share):
             return True
@@ -83,15 +83,15 @@ class Bar:
 
 
 def search_order(limited: Limited | None, kind: str) -> tuple[float, str]:
-    """The key that sorts updates for `harmful`: the most limited first, then by kind."""
+    """The key that sorts updates for `harmful`: the most limited first, equal ones by kind."""
     return -1.0 if limited is None else -limited.times, kind
 
 
 def harmful(updates: Sequence[str], is_good: Callable[[frozenset[str]], bool]) -> list[str]:
-    """Find few updates without which the model is good; empty if that takes more than half.
+    """Find few updates without which the model is good; empty if more than half are needed.
 
     Args:
-        updates: All updates. Those that may be harmful together should be next to each other.
+        updates: All updates. Updates that may be harmful together should be neighbours.
         is_good: Whether the model is good if these updates are left out.
     """
     if len(updates) < LEAST_UPDATES:

@@ -35,8 +35,8 @@ class RecoveredUpdate:
         record: The update's own description: submodel, samples, losses.
         tensors: The update's values, float32 in the full shape of the global tensor, by global
             name. Elements that the update does not hold have the global model's value.
-        weights: The weight of every element, as a tensor of the same shape for each of `tensors`:
-            the update's weight under the policy, or 0 for elements that it does not hold.
+        weights: For each of `tensors`, a tensor of the same shape with the weight of every element:
+            the update's weight under the policy, or 0 for elements that the update does not hold.
             Read-only: all elements may share memory.
     """
 

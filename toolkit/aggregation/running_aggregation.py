@@ -126,7 +126,7 @@ class Aggregation:
         return group
 
     def compose(self, key: str) -> None:
-        """Average the tensors that the factors of submodel `key` compose, not the factors."""
+        """For submodel `key`, average the composed tensors instead of the factors."""
         group = self.factors.pop(key)
         if self.policy.factors == "afm":  # otherwise `add_checked` has composed them
             self._add_group(key, group, group.table)
@@ -140,7 +140,7 @@ class Aggregation:
         return self.finished(moved)
 
     def finished(self, moved: Mapping[str, Mapping[str, Tensor]]) -> GlobalModel:
-        """The next global model: composed of the factors `moved`, the rest from the means."""
+        """The next global model: tensors composed of the factors `moved`, else the means."""
         tensors = {**self.model.tensors}
         for key, factors in moved.items():
             group = self.factors[key]
@@ -163,7 +163,7 @@ class Aggregation:
         Args:
             tensors: The aggregated tensors.
             moved: The kept factors that `tensors` were composed of, by submodel. Other factors are
-                fitted to the new tensors, and all of them after a step of a server optimizer.
+                fitted to the new tensors. After a step of a server optimizer, all factors are.
         """
         moments = self.model.moments
         if self.policy.server_optimizer is not None:
@@ -239,7 +239,7 @@ class Aggregation:
 
 
 def check_rule(policy: AggregationPolicy) -> None:
-    """Raise InputError if the rule of `policy` is not the mean: it cannot be computed in parts."""
+    """Raise InputError if the rule of `policy` is not the mean. Other rules need all updates."""
     if policy.rule != "mean":
         raise InputError(
             'The rule "{rule}" needs all updates of a round together. Here updates are added one '

@@ -30,8 +30,8 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
 def most_strength(submodel: str) -> float:
     """An upper bound of the strength of the spec `submodel`, for any model.
 
-    Returns 1 if a size in the spec is wrong: `split` reports the wrong size. Raises SpecError for a
-    malformed spec.
+    If a size in the spec is wrong, the result is 1, because `split` reports the error. Raises
+    SpecError for a malformed spec.
     """
     specs = [(family_named(spec.family), spec) for spec in parse_spec(submodel).nested()]
     try:

@@ -2,9 +2,9 @@
 
 If an operator needs all channels of an axis, they are kept, and the rest of the network becomes
 narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of the new
-axes is narrowed. If the operators allow it, the outer new axis is narrowed, as for heads. In a
-channel shuffle, the inner new axis is narrowed, because narrowing the outer axis would leave many
-more parameters.
+axes is narrowed. This is the outer new axis (here the heads) if the operators allow it. In a
+channel shuffle, it is the inner new axis: narrowing the outer axis would leave many more
+parameters.
 """
 
 import math
@@ -32,7 +32,7 @@ class ChannelChoice:
         tracked: The channels of the model.
         kept: The units that are kept. A unit stands for all indices that must be kept together, see
             `channel_units.py`.
-        unmet: Requirements that were not met, so that all channels of their axes are kept.
+        unmet: Requirements that were not met. All channels of their axes are kept.
         reasons: Why a layer keeps all its output channels, by the layer's name.
     """
 
@@ -79,7 +79,7 @@ def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
 def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> TrackedChannels:
     """Track the channels so that all requirements of the operators are met, if possible.
 
-    Each reshape that divides an axis of channels has one new axis that carries the channels (see
+    If a reshape divides an axis of channels, one of the new axes carries the channels (see
     `Division`). The function tries the new axes one after the other.
     """
     choices: dict[Node, int] = {}

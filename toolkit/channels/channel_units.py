@@ -100,8 +100,8 @@ class Units:
         The ratio of kept channels applies to each group separately.
 
         Channel b follows channel a in a group if b follows a in every axis that has a or b. For
-        example, the outputs of two layers are concatenated, and those of a third layer are added to
-        the result. Then the channels of the third layer form two groups.
+        example, a network concatenates the outputs of two layers and adds the output of a third
+        layer. Then the channels of the third layer form two groups.
         """
         after: dict[int, set[int]] = {}
         before: dict[int, set[int]] = {}
@@ -128,7 +128,7 @@ class Units:
 
 
 def chain(links: dict[int, int], head: int) -> Iterable[int]:
-    """Yield `head`, the unit that `links` gives for it, and so on to the end of the chain."""
+    """Yield `head`, then `links[head]`, and so on to the end of the chain."""
     unit: int | None = head
     while unit is not None:
         yield unit

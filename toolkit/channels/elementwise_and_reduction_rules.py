@@ -27,7 +27,7 @@ def unite_broadcast(step: Step, *operands: Axes) -> Axes:
 
 
 def same_axes(step: Step) -> Value:
-    """The result has the axes of the first tensor that is read; without a tensor, no axes."""
+    """The result has the axes of the first tensor that is read. Without tensors, it has no axes."""
     return next(iter(step.inputs()), ())
 
 

@@ -23,7 +23,7 @@ Value = Axes | list[Axes] | None
 class Requirement:
     """`node` only works if the kept units satisfy `is_met`; `reason` says why.
 
-    If they do not, all channels of `axes` are kept.
+    If the units do not satisfy `is_met`, all channels of `axes` are kept.
     """
 
     node: Node

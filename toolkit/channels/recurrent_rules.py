@@ -9,7 +9,7 @@ from toolkit.channels.operator_call import Layer, Rule, Step, Value, name_of, re
 def recurrent(step: Step) -> Value:
     """Drop features of a recurrent layer together with all their gates.
 
-    The last states of all directions and stacked layers form one tensor, so that all of them drop
+    The last states of all directions and stacked layers form one tensor. Therefore all of them drop
     the same features.
     """
     x, directions = step.axes("input"), 2 if step.argument("bidirectional") else 1

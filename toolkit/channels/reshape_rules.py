@@ -37,8 +37,8 @@ def reshape(step: Step) -> Value:
 def squeeze(step: Step) -> Value:
     """Drop axes of size 1.
 
-    A longer axis must keep two channels; with a single channel, it would have size 1 and be dropped
-    too.
+    A longer axis must keep two channels or more. With one channel, its size would be 1, and the
+    axis would be dropped, too.
     """
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
@@ -109,7 +109,7 @@ def trace_channels(
 ) -> list[Axis] | None:
     """Find the new axis that alone determines the channel, as axis `channels` did before.
 
-    Returns axes of the new `sizes`; None if there is no such axis.
+    Returns axes with the new `sizes`; None if no new axis alone determines the channel.
     """
     small = sample_sizes(sizes)
     # An axis of the result determines the channel if the units do not depend on the other axes.
@@ -124,7 +124,7 @@ def trace_channels(
 
 
 def divide(step: Step, axes: Axes, channels: int, sizes: tuple[int, ...]) -> list[Axis] | None:
-    """Let one of the new axes carry the channels, and unite channels with the same index there.
+    """Let one new axis carry the channels, and unite channels with the same index on this axis.
 
     `TrackedChannels.choices` says how many of the possible axes were tried before; these are
     skipped. Returns None if no other axis is left.

@@ -83,7 +83,7 @@ def grouped(step: Step, inputs: Axis, weight: Axes, transposed: bool) -> Axis:
 
 
 def require_equal_groups(step: Step, channels: Axis, groups: int) -> None:
-    """Require that each group of neighbouring `channels` keeps the same number of them."""
+    """Require that each group of neighbouring `channels` keeps the same number of channels."""
     members = np.split(channels, groups)
     for member in members:
         step.units.add_boundary(member)

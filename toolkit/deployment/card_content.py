@@ -1,4 +1,4 @@
-"""Makes the content of a model card, for which the bundle is opened and run."""
+"""Makes the content of a model card. To measure it, the bundle is opened and run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +48,7 @@ SLOWER = 1.1
 def model_card(
     trained: TrainedModel, target: Target, made: InferenceBundle, bundle: Bundle, report: Report
 ) -> ModelCard:
-    """The card of `bundle`, which is opened and run for it."""
+    """Make the card of `bundle`. The bundle is opened and run."""
     manifest = bundle.manifest
     graphs = {name: manifest.signatures[name] for name in stages(manifest)}
     (x,), (output,) = next(iter(graphs.values())).inputs, graphs[PREDICT].outputs

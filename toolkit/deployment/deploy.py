@@ -57,13 +57,13 @@ def deploy(
 ) -> Deployed:
     """Write a trained model as an inference bundle: a graph with the weights inside, and a card.
 
-    Use it after the last round, to predict with what was learned. A device opens the bundle with
-    `Predictor`; any program can run its graph with ONNX Runtime or LiteRT.
+    Use it after the last round, to predict with the trained model. A device opens the bundle with
+    `Predictor`; any program can run the bundle's graph with ONNX Runtime or LiteRT.
 
     Args:
         model: The model with its trained weights.
-        spec: The submodel that the devices train. If it cannot predict alone (a slice) or is
-            personal (`cp`, `pfedme`), the bundle has the whole model.
+        spec: The submodel that the devices train. If this submodel cannot predict alone (a slice)
+            or is personal (`cp`, `pfedme`), the bundle has the whole model.
         sample_shape: Shape of one sample, without the batch.
         out: The folder to write.
         training: How the model was trained. Its loss gives the meaning of the output.
@@ -121,8 +121,8 @@ def fitting_bundle(
 ) -> tuple[Target, InferenceBundle]:
     """Make the bundle for `target`. Returns the target with the bundle's submodel, and the bundle.
 
-    If the devices train a slice, the whole graph may need more memory than they have. The bundle
-    then has the slice's stages instead, if these need less memory.
+    If the devices train a slice, they may have too little memory for the whole graph. Then the
+    bundle has the stages of the slice instead, if these need less memory.
     """
     whole = inference_bundle(trained, target, report)
     chosen = target.submodel

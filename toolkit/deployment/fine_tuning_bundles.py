@@ -19,8 +19,8 @@ def write_training_bundles(
 ) -> None:
     """Write a training bundle of the model of `round_` for each kind that can be fine-tuned.
 
-    A bundle trains `steps` batches. Three sorts of kinds are left out: those with planned
-    submodels, those with personal models, and those whose outputs only the loss understands.
+    A bundle trains `steps` batches. Three sorts of kinds are left out: kinds with planned
+    submodels, kinds with personal models, and kinds whose output has a meaning only for the loss.
     """
     training = replace(config.training, steps=steps)
     model = federation(config.model_copy(update={"training": training}))

@@ -116,9 +116,9 @@ def run_graph(graph: Graph, name: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def runner(manifest: Manifest, folder: Path, threads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """A function that runs samples through the graphs of an inference bundle, one after another.
+    """A function that runs samples through all graphs of an inference bundle, in their order.
 
-    All graphs stay open. `folder` has their files.
+    All graphs stay open. `folder` has the files of the graphs.
     """
     opened = []
     for name in stages(manifest):

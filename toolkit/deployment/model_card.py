@@ -30,8 +30,8 @@ class GraphFile(Struct, frozen=True, kw_only=True):
 class GraphInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The samples that the first graph takes. In `shape`, None is the number of samples.
 
-    int64 samples are at least 0 and, if `limit` is given, below it. `parts` are the inputs of a
-    model with several, which lie side by side in each sample, in this order.
+    int64 samples are at least 0 and, if `limit` is given, below `limit`. If the model has several
+    inputs, `parts` lists them in the order in which they lie side by side in each sample.
     """
 
     dtype: Dtype
@@ -44,8 +44,8 @@ class GraphOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The output of the last graph. In `shape`, None is the number of samples.
 
     `probabilities` says how the output is turned into probabilities along `class_axis`. With
-    `numbers`, the output is the result of a regression, which has no class axis. `parts` are the
-    outputs of a model with several, which lie side by side along axis 1, in this order.
+    `numbers`, the output is the result of a regression, which has no class axis. If the model has
+    several outputs, `parts` lists them in the order in which they lie side by side along axis 1.
     """
 
     shape: tuple[int | None, ...]
@@ -55,7 +55,7 @@ class GraphOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Further(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The errors of a regression, and means over the samples that a loss computes, by name."""
+    """The errors of a regression, and the means of other figures of the loss, by name."""
 
     rmse: float | None = None
     mae: float | None = None
@@ -65,8 +65,8 @@ class Further(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Quality(Further, frozen=True, kw_only=True):
     """Accuracy (None for a regression) and mean loss on held-out samples.
 
-    `labels` is the number of labels that count: a sample has one label, or one for each position
-    with a class.
+    `labels` is the number of labels that count. A sample has one label, or one label for each
+    position with a class.
     """
 
     samples: int
@@ -87,10 +87,10 @@ class KindQuality(Further, frozen=True, kw_only=True):
 class DeviceQuality(Further, frozen=True, kw_only=True):
     """How the federation's devices judge the whole model, on samples that they keep apart.
 
-    `accuracy` (None for a regression) and `loss` are over all labels of all devices, so a device
-    with more labels counts more. `worst_accuracy` is the mean of the tenth of the devices with the
-    lowest accuracy. A kind with a reduced submodel judges the reduced model. `kind` has the figures
-    of the devices that the card is for; None if none of these devices judged, or outside a
+    `accuracy` (None for a regression) and `loss` are means over all labels of all devices, so a
+    device with more labels counts more. `worst_accuracy` is the mean accuracy of the 10% of the
+    devices with the lowest accuracy. A kind with a reduced submodel judges the reduced model.
+    `kind` has the figures of the card's kind; None if no device of this kind judged, or outside a
     federation.
     """
 
@@ -103,11 +103,11 @@ class DeviceQuality(Further, frozen=True, kw_only=True):
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """What a prediction of one sample needs.
+    """The memory and time that a prediction of one sample needs.
 
     `memory_bytes` is the predicted peak above the idle agent, with one graph in memory at a time;
     None if shapes depend on the data. `seconds` is the predicted time on the device `profile`; None
-    without a profile or a prediction, and for several graphs.
+    if there is no profile, no predicted time or more than one graph.
     """
 
     memory_bytes: int | None
@@ -118,7 +118,8 @@ class Cost(Struct, frozen=True, kw_only=True):
 class Speed(Struct, frozen=True, kw_only=True):
     """Measured times of a prediction of one sample, on one thread of the machine that deployed.
 
-    `seconds` is that of this file, `float32_seconds` that of the same graph with float32 weights.
+    `seconds` is the time of this file. `float32_seconds` is the time of the same graph with float32
+    weights.
     """
 
     processor: str
@@ -154,12 +155,12 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         class_names: Names of the classes, in the order of the output; empty if not known.
         quality: Quality of this file, run by its runtime; None without held-out data.
         global_quality: Quality of the whole float32 model in PyTorch, on the same data.
-        device_quality: Quality on the devices, if they judged the model of this round; else None.
+        device_quality: Quality on the devices; None if they did not judge this round's model.
         graph_bytes: Size of the graphs' files.
         speed: The time relative to float32; None for float32.
         bundle_sha256: SHA-256 of the manifest, which has the hashes of all files.
         edgetailor: The version that wrote the bundle.
-        signer: Whose signature is in `card.sig`; None if the card is not signed.
+        signer: The owner of the signature in `card.sig`; None if the card is not signed.
     """
 
     version: int = CARD_VERSION

@@ -1,4 +1,4 @@
-"""Which submodel the devices of a kind predict with. Needs no torch."""
+"""Chooses the submodel with which the devices of a kind predict. Needs no torch."""
 
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,8 @@ class PredictingSubmodel:
     Attributes:
         spec: The submodel.
         reason: Why the devices get it, as a clause.
-        staged: The slice whose stages predict one after another, if the devices have too little
-            memory for the whole graph; None if the devices train no slice.
+        staged: If the devices train a slice, this slice; else None. If the devices have too little
+            memory for the whole graph, the stages of the slice predict one after another.
     """
 
     spec: str

@@ -34,16 +34,16 @@ def make_release(
         config: The federation's file. `edgetailor serve` may run on its state folder.
         round_: The round, see `edgetailor rounds`.
         kinds: The kinds of devices that get the release; empty for all.
-        share: The share of the devices that get the release first; None for all.
-        then_all: Whether all devices get the release once this share has taken it.
+        share: The share of the devices that get the release first; None for all devices.
+        then_all: Whether all devices get the release after this share has installed it.
         precision: The precision of the weights.
         calibration: Samples to calibrate int8. Default: as for `from_federation`.
         fine_tune: Number of steps for which devices may train the release on their own samples; 0
-            for none.
+            if they may not.
 
     Raises:
-        InputError: The round's model is not there, a kind is unknown, or the release before is
-            still offered to a share of the devices only.
+        InputError: The round's model is missing, a kind is unknown, or the previous release is
+            still offered to only a share of the devices.
         EdgeTailorError: A bundle cannot be made. Then nothing is released.
     """
     trained = from_federation(config, round_, calibration=calibration)

@@ -1,4 +1,4 @@
-"""For which devices inference bundles are made, and where they are written. Needs no torch."""
+"""The inference bundles to make: for which devices, and in which folders. Needs no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ class Target:
     Attributes:
         out: The bundle's folder.
         trained: The submodel that the devices train; `auto` if a plan chooses it for each device.
-        submodel: The submodel with which they predict, and why.
+        submodel: The submodel with which the devices predict, and the reason.
         kind: The devices' kind; None outside a federation.
-        memory: The memory budget of their process in bytes; None without a budget.
+        memory: The memory budget of the agent's process in bytes; None without a budget.
         format: The format of the graph.
         precision: The precision of the weights.
         profile: The device whose time is predicted.
@@ -53,8 +53,8 @@ class Target:
     def fits(self, memory: int | None) -> bool:
         """Whether predictions fit the budget.
 
-        `memory` is what they need, in bytes, beyond an idle agent. True if the budget or `memory`
-        is not known.
+        Predictions need `memory` bytes beyond an idle agent. True if the budget or `memory` is
+        unknown.
         """
         return None in (self.memory, memory) or needed_bytes(memory or 0) <= (self.memory or 0)
 
@@ -69,7 +69,7 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
 
     Args:
         config: The federation's file.
-        names: Names of kinds; all if it is empty.
+        names: Names of kinds; empty means all kinds.
         out: The folder for the folders of the bundles.
 
     Raises:
@@ -101,7 +101,7 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
 def check_tree(out: Path) -> None:
     """Raise InputError if `out`, the folder for several bundles, contains anything except bundles.
 
-    Otherwise bundles would end up among the files of a state folder, for example.
+    Otherwise bundles could be written among the files of, for example, a state folder.
     """
     if not out.is_dir():
         return  # what else is wrong with it is found for each bundle
@@ -118,7 +118,7 @@ def check_tree(out: Path) -> None:
 
 
 def spec_targets(specs: Sequence[str], out: Path) -> list[Target]:
-    """The targets for submodels: `out` for a single one, folders in `out` for several.
+    """The targets for submodels. A single bundle is written to `out`, several to folders in `out`.
 
     Raises SpecError or InputError if a spec is wrong or is given twice.
     """

@@ -1,4 +1,4 @@
-"""Reads the trained model that is deployed: of a federation's round, or from a weights file."""
+"""Reads the trained model to deploy, from a round of a federation or from a weights file."""
 
 import logging
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class TrainedModel:
     """A model with trained weights, and what a model card says about it.
 
     Attributes:
-        name: Its name in the card.
+        name: The model's name in the card.
         module: The PyTorch model; it has these weights.
         weights: Its weights.
         sample_shape: Shape of one sample, without the batch.
@@ -50,7 +50,7 @@ class TrainedModel:
         preprocessing: How pictures or CSV files become samples.
         round: The round after which it was taken; None if it comes from no federation.
         key: The coordinator's key, which signs cards; None if it comes from no federation.
-        devices: How the devices judge the model of this round; None if they did not.
+        devices: How the devices judged the model of this round; None if they did not judge it.
         data: Samples and labels, or where to read them; None for a card without accuracy.
         calibration: Samples and labels to calibrate int8; None to take `data`.
     """
@@ -78,7 +78,10 @@ class TrainedModel:
 
     @cached_property
     def program(self) -> Program:
-        """The program of the whole model, with the preprocessing. Raises InputError on a misfit."""
+        """The program of the whole model with its preprocessing.
+
+        Raises InputError if model and preprocessing do not fit together.
+        """
         return with_preprocessing(self.split("full").program, self.preprocessing)
 
     @cached_property
@@ -118,7 +121,7 @@ class TrainedModel:
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
-        """Accuracy and loss of the model in PyTorch on the held-out data, if there are any."""
+        """Accuracy and loss of the model in PyTorch on held-out data; None without such data."""
         if self.held_out is None:
             return None
         logger.info(
@@ -145,7 +148,7 @@ def from_federation(
 
     Raises:
         ModelError: The model cannot be loaded.
-        InputError: The round's model is not there, or does not fit the model in `config`.
+        InputError: The round's model is missing, or does not fit the model in `config`.
     """
     file = model_file(config.state, round_)
     logger.info("loading the model %s after round %d", config.model, round_)

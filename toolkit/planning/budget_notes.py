@@ -1,4 +1,4 @@
-"""Notes of a plan on budgets that decide nothing."""
+"""Notes in a plan about budgets that do not affect the choice."""
 
 from collections.abc import Iterator
 

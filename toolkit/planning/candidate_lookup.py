@@ -1,4 +1,4 @@
-"""Looks up what a device needs to train each submodel, one step deeper at a time."""
+"""Finds the memory and time that a device needs for each submodel, first roughly, then exactly."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
 
 @dataclass
 class Lookup:
-    """Looks at submodels for one device, one step deeper at a time (see `strongest_first.py`).
+    """Finds figures of submodels for one device, at the depths that `strongest_first.py` defines.
 
     Attributes:
         device: The device's profile.
@@ -36,7 +36,7 @@ class Lookup:
     told: bool = False
 
     def listed(self, specs: Iterable[str]) -> Iterator[Entry]:
-        """The entries of `specs`, each at the greatest depth that the cache has."""
+        """The entries of `specs`, each at the greatest depth for which the cache has figures."""
         for spec in dict.fromkeys(specs):
             if (known := self.workloads.remembered(spec)) is not None:
                 depth = Depth.COMPUTED
@@ -69,7 +69,7 @@ class Lookup:
     def entry(
         self, spec: str, depth: Depth, result: Known | Impossible, recomputes: bool = False
     ) -> Entry | None:
-        """The entry of a `result` at this depth; None if the submodel is impossible."""
+        """The entry of a `result` at `depth`; None if the submodel is impossible."""
         if isinstance(result, Impossible):
             if not recomputes:
                 self.impossible.append(result)

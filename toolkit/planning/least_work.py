@@ -25,15 +25,15 @@ def of_signature(
 ) -> SignatureWork:
     """A lower bound of the work that `signature_work` reads from the graph of `signature`.
 
-    Inputs and state are exact. An output that replaces state may be written over it, so it does not
-    count. The arena has to hold the largest output of a layer: even a step that computes
-    activations again has it once.
+    Inputs and state are exact. An output that replaces state may be written over the old state, so
+    this output does not count. The arena must hold the largest output of a layer: even a step that
+    computes activations again has this output in memory once.
 
     Args:
         signature: A signature of a program.
         batch: Number of samples.
         times: How often a step of the schedule runs the signature.
-        macs: Multiply-accumulates of one forward pass of its recorded model.
+        macs: Multiply-accumulates of one forward pass of the signature's recorded model.
     """
     replacing = set(signature.replacing)
     return SignatureWork(

@@ -1,4 +1,4 @@
-"""Notes of a plan that compare the runtimes of a device, from bundles that it has measured."""
+"""Notes in a plan that compare a device's runtimes, from bundles that the device has measured."""
 
 from collections import defaultdict
 
@@ -28,7 +28,7 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
 
 
 def line(group: list[Profile]) -> str:
-    """Compare the two fastest profiles in `group`, which has one submodel in several runtimes."""
+    """Compare the two fastest profiles in `group`: profiles of one submodel in several runtimes."""
     fast, slow, *_ = sorted(group, key=lambda profile: profile.train.median_s)
     return (
         f"measured on the device, perhaps with another model: a batch of {fast.submodel} takes "

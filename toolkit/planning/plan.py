@@ -31,15 +31,15 @@ class Planned:
     Attributes:
         device: The device.
         budgets: What a submodel may use. If no memory budget was given, this has the default.
-        plan: The candidates whose figures were computed, and the chosen one.
+        plan: The candidates whose figures were computed, and the chosen candidate.
         impossible: The submodels that are not possible for the model.
         notes: Assumptions for missing figures, reasons to doubt the plan, and a comparison of the
             device's runtimes if they were measured.
-        exceeding: Candidates that were not computed, because lower bounds of their needs exceed a
-            budget. Their figures are these bounds.
-        not_needed: Candidates that were not computed, because they cannot be better than the
-            chosen one. Their strength is an upper bound, and their needs are lower bounds. A
-            need of 0 is unknown.
+        exceeding: Candidates whose figures were not computed, because lower bounds already exceed
+            a budget. Their figures are these bounds.
+        not_needed: Candidates whose figures were not computed, because they cannot be better than
+            the chosen candidate. Their strength is an upper bound, and their needs are lower
+            bounds. A need of 0 is unknown.
     """
 
     device: DeviceProfile
@@ -70,11 +70,11 @@ def plan_for(
         specs: The submodels to choose from.
         budgets: What the submodel may use. The default for memory is a share of the device's
             memory.
-        today: The date from which the profile's age is counted; today by default.
+        today: The date at which the profile's age is computed. Default: the current date.
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The candidates, the chosen one and notes.
+        The candidates, the chosen candidate and notes.
 
     Raises:
         InputError: There is no budget for memory, and the profile does not state the memory.
@@ -104,7 +104,7 @@ def plan_for(
 
 
 def estimated(entries: Iterable[Entry], budgets: Budgets) -> tuple[Row, ...]:
-    """A row for each of `entries` that was not computed, best first."""
+    """A row for each of `entries` whose figures were not computed, best first."""
     return tuple(
         Row(candidate=entry.candidate, excesses=excesses(entry.candidate, budgets))
         for entry in sorted(entries, key=lambda entry: entry.order)

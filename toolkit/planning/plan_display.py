@@ -21,7 +21,7 @@ MOST_PLACES = 6
 
 
 def show_plan(planned: Planned) -> None:
-    """Print the candidates, best first, and the reason why each was chosen or not."""
+    """Print the candidates, best first, and for each the reason why it was chosen or not."""
     console = Console(highlight=False)
     console.print(f"{planned.device.name}: {allowed(planned)}", markup=False)
     chosen = planned.plan.chosen
@@ -62,9 +62,9 @@ def show_plan(planned: Planned) -> None:
 
 
 def distinct(value: float, others: Iterable[float]) -> str:
-    """Write a strength with two decimals, or with as many as are needed to tell it from others.
+    """Write a strength with two decimals, or with more if another strength has the same text.
 
-    The text must differ from the texts of 0, 1 and the strengths `others`.
+    The text differs from the texts of 0, 1 and the strengths `others`.
     """
     if value == round(value, 2):
         return f"{value:.2f}"
@@ -94,7 +94,7 @@ def allowed(planned: Planned) -> str:
 
 
 def at_least(figure: Figure, unit: Callable[[float], str]) -> str:
-    """The cell of a figure that is only a lower bound, such as >=20 MB; a dash if it is unknown."""
+    """The table cell of a figure that is only a lower bound, such as >=20 MB; a dash if unknown."""
     return f">={unit(figure.upper)}" if figure.upper else UNKNOWN_CELL
 
 
@@ -128,7 +128,7 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
 
 
 def why_not_computed(row: Row, chosen: Candidate | None) -> str:
-    """Why a candidate was not computed: estimates exclude it, or it is not better than `chosen`."""
+    """Why a candidate's figures were not computed: bounds exclude it, or `chosen` is as good."""
     if row.excesses:
         # What a round sends is exact without an export.
         return ", ".join(
@@ -195,7 +195,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
 
 
 def estimate_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
-    """The entry of a candidate that was not computed; null is unknown."""
+    """The JSON entry of a candidate whose figures were not computed; null means unknown."""
     candidate = row.candidate
     step = None if candidate.step is None else candidate.step.upper or None
     return {
@@ -210,7 +210,7 @@ def estimate_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
 
 
 def row_as_json(row: Row, chosen: Candidate | None) -> dict[str, Any]:
-    """The entry of one candidate."""
+    """The JSON entry of one candidate."""
     candidate = row.candidate
     return {
         "submodel": candidate.submodel,

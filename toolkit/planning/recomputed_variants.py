@@ -1,7 +1,7 @@
-"""Finds submodels that fit only if training computes activations again, and what that costs.
+"""Finds submodels that fit only with `recompute=yes`: training then computes activations again.
 
-This is tried only for submodels that are stronger than the chosen one and exceed only the memory
-budget.
+The planner tries this only for submodels that are stronger than the chosen submodel and exceed only
+the memory budget.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def is_excluded_by_memory_alone(row: Row) -> bool:
 
 
 def saves(variant: Candidate, others: Iterable[Candidate]) -> bool:
-    """Whether `variant` needs less memory than its submodel without `recompute=yes` in `others`."""
+    """Whether `variant` needs less memory than the same submodel without the option in `others`."""
     return any(
         plain.submodel + SUFFIX == variant.submodel and variant.memory.upper < plain.memory.upper
         for plain in others
@@ -41,7 +41,7 @@ def saves(variant: Candidate, others: Iterable[Candidate]) -> bool:
 
 
 def trades(plan: Plan) -> Iterator[str]:
-    """A note on each variant in `plan`: what it saves and what it costs."""
+    """A note on each variant in `plan`: the memory that it saves, and the time that it costs."""
     rows = {row.candidate.submodel: row.candidate for row in plan.rows}
     for name, variant in rows.items():
         plain = rows.get(name.removesuffix(SUFFIX))

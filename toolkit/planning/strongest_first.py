@@ -7,10 +7,10 @@ each candidate at one of three depths:
 - estimated: the strength is exact, and the needs have lower bounds.
 - computed: all figures are exact; they come from exported graphs.
 
-The search takes the best candidate by these figures and looks one step deeper. It leaves a
-candidate out as soon as its figures exceed a budget. The first computed candidate that fits is
-chosen: figures only become worse from depth to depth, so no other candidate can be better. If all
-candidates were computed, `submodel_choice.plan` would choose the same candidate.
+The search takes the best candidate by these figures and brings it to the next depth. The search
+leaves a candidate out as soon as its figures exceed a budget. It chooses the first computed
+candidate that fits: figures only become worse from depth to depth, so no other candidate can be
+better. If all candidates were computed, `submodel_choice.plan` would choose the same candidate.
 """
 
 import heapq
@@ -43,15 +43,15 @@ class Depth(IntEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the search knows about a submodel.
+    """The knowledge of the search about one submodel.
 
     Attributes:
         spec: The submodel.
         depth: How much is known about the submodel: see `Depth`.
         candidate: The submodel's figures. Unknown needs are 0.
         recomputes: Whether the entry is the variant of another candidate with `recompute=yes`.
-        activations: Bytes of activations that the estimated memory leaves out, because it is not
-            certain that a step keeps them.
+        activations: Bytes of activations that a step may not keep. The estimated memory leaves
+            them out.
     """
 
     spec: str
@@ -64,7 +64,7 @@ class Entry:
     def order(self) -> tuple[object, ...]:
         """The sort key that puts the best entry first.
 
-        Of equally strong entries, variants come last: a plain one that fits excludes them.
+        Among equally strong entries, variants come last, because a plain entry that fits is enough.
         """
         strength, *others = preference(self.candidate)
         return (strength, self.recomputes, *others, self.spec)
@@ -90,10 +90,10 @@ class Searched:
 
 
 def search(listed: Iterable[Entry], look: Look, budgets: Budgets) -> Searched:
-    """Find the best of the entries `listed` that keeps all `budgets`.
+    """Find the best of the entries `listed` that fits all `budgets`.
 
     If only memory excludes a computed candidate, its variant with `recompute=yes` is tried before
-    weaker candidates. No equally strong candidate fits then, because variants are looked at last.
+    weaker candidates. Equally strong candidates without the option were tried before.
     """
     waiting = [(entry.order, entry) for entry in listed]
     specs = {entry.spec for _, entry in waiting}
@@ -138,9 +138,9 @@ def unknown(submodel: str, strength: float) -> Candidate:
 def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tuple[Entry, ...]:
     """Compute the entry of `excluded` that probably exceeds the budgets least.
 
-    A message can then name the budgets that this entry needs. The result begins with this entry;
-    the other entries follow, without those that turned out to be impossible. To compare the
-    entries, activations count as memory, although a step may not keep all of them.
+    Use it if nothing fits: a message can then name the budgets that this entry needs. The result
+    begins with this entry. The other entries follow, without entries that proved impossible. For
+    the comparison, all activations count as memory, although a step may not keep all of them.
     """
 
     def distance(entry: Entry) -> float:

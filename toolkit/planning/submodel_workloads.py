@@ -43,8 +43,8 @@ ESTIMATE = ".estimate"
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A submodel, its strength, and its workload: what a device has to compute and transfer.
 
-    If the workload is a lower bound, `activations` are the bytes of all outputs of layers for one
-    batch. A step keeps most of them.
+    If the workload is a lower bound, `activations` is the size in bytes of all outputs of layers
+    for one batch. A step keeps most of these outputs.
     """
 
     submodel: str
@@ -222,7 +222,7 @@ def steps_of(program: Program) -> list[Step]:
 
 
 def needed_signatures(program: Program) -> tuple[ProgramSignature, ...]:
-    """The signatures that a round runs to train: for stages and for steps."""
+    """The signatures that a round of training runs, for stages and for steps."""
     signatures = {signature.name: signature for signature in program.signatures}
     stages = [stage.signature for stage in stages_of(program)]
     return tuple(signatures[name] for name in (*stages, *(s.signature for s in steps_of(program))))
@@ -231,8 +231,8 @@ def needed_signatures(program: Program) -> tuple[ProgramSignature, ...]:
 def content(captured: Captured) -> Iterable[str]:
     """Yield texts that together determine the graphs of all submodels of a model.
 
-    They describe the model's own graphs and the shapes of its tensors. For each tensor they also
-    say whether it has a number that is not zero, because a weight of zeros is not factorized.
+    The texts describe the model's own graphs and the shapes of its tensors. They also say for each
+    tensor whether all its numbers are zero, because such a weight is not factorized.
     """
     for graph in (captured.training, captured.inference):
         yield graph.code

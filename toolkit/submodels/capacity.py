@@ -111,7 +111,7 @@ def activations_of(node: Node, batch: int) -> int:
 
 
 def count_macs(graph: GraphModule, batch: int) -> int:
-    """Multiply-accumulates of one run of `graph` on `batch` samples, counted as for exports."""
+    """Multiply-accumulates of one run of `graph` on `batch` samples, by the rules of exports."""
     inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
     # The count depends only on shapes, so zeros are enough.
     vals = [(shape_for_batch(node, batch), node.meta["val"].dtype) for node in inputs]

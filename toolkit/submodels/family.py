@@ -72,7 +72,7 @@ class Family(ABC):
         Args:
             tensors: The uploaded tensors by their names in the bundle.
             table: Their entries, which say what each tensor stands for.
-            shapes: Shapes of the global tensors, or of their slices that the update has.
+            shapes: Shapes of the global tensors, or of the slices that the update has of them.
 
         Returns:
             Each global tensor by its name, in its shape in `shapes`.
@@ -110,10 +110,10 @@ class Family(ABC):
 
 
 class ExchangesLayers(Family):
-    """A family that only replaces layers. So another family can select which layers.
+    """A family that only replaces layers. So another family can select the layers.
 
-    Its form says `exchanges_layers=True`. `slice` uses it for specs such as
-    `slice:0.42+low-rank:0.25`.
+    The `SpecForm` of such a family has `exchanges_layers=True`. `slice` uses such a family for
+    specs like `slice:0.42+low-rank:0.25`.
     """
 
     @abstractmethod
@@ -129,8 +129,8 @@ class ExchangesLayers(Family):
         Args:
             model: The global model.
             captured: The recording of `model`.
-            spec: The family's own spec, without the selecting family's.
-            among: Names of the layers that may be replaced; all if None.
+            spec: This family's spec, without the spec of the family that selects layers.
+            among: Names of the layers that may be replaced; None means all layers.
 
         Returns:
             The new model. Its `origins` are empty if no layer was replaced.

@@ -1,8 +1,8 @@
 """The weights of the global model, in memory and as one safetensors file.
 
 The file may also have factors that a family keeps from round to round (`cp`). An average of factors
-is only meaningful if each round starts from the factors of the last round. It also has the moments
-of a server optimizer.
+is only meaningful if each round starts from the factors of the last round. The file may also have
+the moments of a server optimizer.
 
 A tensor with several names, such as the weight of tied layers, is one tensor here, under its first
 name. The file has it under all names, as `load_state_dict` expects. The file's metadata map each
@@ -51,7 +51,7 @@ class GlobalModel:
         kept: Factors that families keep from round to round.
         factorizer: Computes and caches factors for all submodels. It is not saved.
         shared: Maps each other name of a tensor to its first name.
-        moments: The moments of a server optimizer, which it keeps from round to round.
+        moments: The moments that a server optimizer keeps from round to round.
 
     Raises:
         ModelError: If a tensor has a name that the file reserves for kept factors or moments.

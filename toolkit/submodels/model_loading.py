@@ -32,8 +32,8 @@ def load_model(
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
         weights_file: A safetensors file with its weights, or None for initial weights.
         seed: Seed of the random initial weights.
-        inputs: What is known about the samples: the range of their numbers, and the inputs that
-            they hold.
+        inputs: What you know about the samples: the range of their numbers, and the inputs that are
+            packed into one sample.
 
     Returns:
         The model.
@@ -58,7 +58,7 @@ def load_global(
     seed: int = 0,
     inputs: Inputs = NO_INPUTS,
 ) -> tuple[nn.Module, GlobalModel]:
-    """Load a model like `load_model`. Returns it, and its weights as a global model.
+    """Load a model like `load_model`. Returns the model, and its weights as a global model.
 
     The global model includes the factors in the weights file. Arguments and errors are those of
     `load_model`.

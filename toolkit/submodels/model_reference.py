@@ -1,7 +1,7 @@
 """Checks a model reference by reading source files, without importing the module.
 
 The import usually imports torch, which takes seconds; this check finds a typo at once. The error
-for a weights file that cannot be read is here, too, because a command checks both first.
+for an unreadable weights file is here, too, because a command first checks reference and file.
 """
 
 import ast

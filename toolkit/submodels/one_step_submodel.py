@@ -96,7 +96,7 @@ def _scale_rate(step: Step, factor: float) -> Step:
 def without_gradient(
     graph: GraphModule, parameters: Iterable[TensorEntry], target: Objective
 ) -> frozenset[str]:
-    """Names of parameters without gradient: PyTorch's optimizers do not change or decay these."""
+    """Names of parameters without a gradient. PyTorch's optimizers do not change or decay them."""
     trained = attributes_with_gradient(graph, target.used)
     return frozenset(entry.name for entry in parameters if entry.name not in trained)
 

@@ -14,7 +14,7 @@ from toolkit.submodels.tensor_slices import take_slice
 
 
 def in_round(submodel: Submodel, round_: int) -> Submodel:
-    """The form of `submodel` that devices train in round `round_`, from 1.
+    """Return `submodel` as devices train it in round `round_` (from 1).
 
     `Submodel.windows` says which part of the global tensors the submodel has in this round. Graphs
     and shapes are the same in all rounds.

@@ -6,7 +6,7 @@ A plus sign combines two families: slice:0.42+low-rank:0.25 factorizes the layer
 Spaces around the signs are allowed.
 
 This module only reads the text. `spec_form.py` checks whether the family accepts a spec. Neither
-imports torch.
+module imports torch.
 """
 
 import math

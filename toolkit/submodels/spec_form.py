@@ -197,7 +197,7 @@ class SpecForm:
 
 
 def recomputed(spec: Spec) -> str:
-    """The value of `recompute` in `spec` or in the spec after its plus sign; else the default."""
+    """The value of `recompute` in `spec` or in the spec after the plus sign; else the default."""
     said = [own.options.get(RECOMPUTE.name) for own in spec.nested()]
     return next((word for word in said if word is not None), RECOMPUTE.words[0])
 

@@ -77,9 +77,9 @@ class Submodel:
         counts: Its sizes for one batch.
         layer_decisions: The form of each weighted layer.
         cut: Takes the global model of a round and computes the tensors that the device receives.
-        windows: Takes the number of a round (from 1). Returns, for the name of each tensor, which
-            part of its global tensor it has in this round; see `in_round`. None if the parts are
-            the same in every round.
+        windows: Takes the number of a round (from 1). Maps the name of each tensor to the part that
+            it has of its global tensor in this round; see `in_round`. None if the parts are the
+            same in every round.
     """
 
     spec: Spec
@@ -142,7 +142,7 @@ def element_count(shape: Sequence[int]) -> int:
 def statistics_role(training: TrainingConfig, captured: Captured) -> Role:
     """The role of running statistics: `buffer` if devices update them, else `frozen`.
 
-    Raises ModelError if devices must not update them, but the model changes tensors of its own.
+    Raises ModelError if devices must not update statistics, but the model's code writes a tensor.
     """
     if training.batch_norm == "global":
         return "buffer"

@@ -110,7 +110,7 @@ def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tupl
 
 
 def slices_by_tensor(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, TensorSlice]:
-    """Map global tensors to the slice that the table has of each; whole tensors are left out."""
+    """Map each global tensor to the slice that the table has of it. Leave out whole tensors."""
     slices = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return {name: part for name, part in slices.items() if part is not None}
 

@@ -96,7 +96,8 @@ def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def replacement_obstacle(module: nn.Module, used: bool, shared: bool) -> str:
     """The reason why `module` cannot be replaced; empty if it can.
 
-    `used` says whether the model calls the module, `shared` whether other modules read its tensors.
+    `used` says whether the model calls the module. `shared` says whether other modules read the
+    tensors of this module.
     """
     # nn.MultiheadAttention reads the weight of its output layer without calling the layer.
     if type(module) is NonDynamicallyQuantizableLinear:

@@ -1,4 +1,4 @@
-"""What the updates of earlier rounds were like, which limits the updates of the next round.
+"""Medians of earlier updates. They limit the updates of the next round.
 
 `update_limits.py` has the rules. This module needs no torch, so that a database can keep a
 `Reference` as JSON.
@@ -25,14 +25,14 @@ ENOUGH = 3
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """The figures of one update, after its limits.
+    """The figures of one limited update.
 
     Attributes:
         kind: The submodel.
         samples: The samples that it claims.
         steps: The training steps that it claims.
         changes: The root mean square of the change, by the name of a global tensor. If the family
-            trains a personal model, the submodel and a bar come before the name.
+            trains a personal model, the key is the submodel, `|` and the name.
         statistics: How far batch norm's statistics moved, by the name of a global tensor.
     """
 
@@ -44,7 +44,9 @@ class Figures(Struct, frozen=True, kw_only=True):
 
 
 class Reference(Struct, frozen=True, kw_only=True):
-    """Medians of `Figures`. Each later round moves them half of the way, as geometric means.
+    """Medians of `Figures` over the rounds.
+
+    After a round, each median becomes the geometric mean of itself and the round's median.
 
     Attributes:
         steps: Steps of an update.
@@ -61,7 +63,7 @@ class Reference(Struct, frozen=True, kw_only=True):
     def most_samples(self, kind: str) -> int | None:
         """The most samples that count for an update of `kind`; None if no kind is known.
 
-        For an unknown kind, it follows from the median of the kinds' references.
+        For an unknown kind, the result follows from the median over the known kinds.
         """
         if not self.kinds:
             return None
@@ -69,11 +71,11 @@ class Reference(Struct, frozen=True, kw_only=True):
         return max(1, round(SAMPLES * usual))
 
     def allowance(self, steps: int) -> float:
-        """How many times more an update of `steps` steps may change; at least 1."""
+        """The factor by which the limits rise for an update of `steps` steps; at least 1."""
         return math.sqrt(min(max(steps / max(self.steps, 1.0), 1.0), STEPS))
 
     def change(self, key: str) -> float | None:
-        """The reference of a tensor's change. If unknown, the median of the other tensors'."""
+        """The usual change of the tensor `key`. If it is unknown, the median over other tensors."""
         known = self.changes.get(key, 0.0)
         if known > 0:
             return known
@@ -81,7 +83,7 @@ class Reference(Struct, frozen=True, kw_only=True):
         return lower_median(others) if others else None
 
     def completed(self, figures: Sequence[Figures]) -> "Reference":
-        """Add what is unknown, from the figures of the same round's updates before their limits."""
+        """Fill in missing medians from `figures`: this round's updates before they are limited."""
         if not figures:
             return self
         own = _medians(figures, self.steps)
@@ -107,12 +109,12 @@ class Reference(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class RoundLimits:
-    """The limits of one round's updates, and what they did.
+    """The limits of one round's updates, and what the limits changed.
 
     Attributes:
         reference: The reference of earlier rounds. `completed` adds kinds that are unknown.
         figures: The figures of each update so far, for `Reference.after`.
-        limited: What was limited of each update; None for an update within its limits.
+        limited: What the limits changed in each update; None for an update within its limits.
     """
 
     reference: Reference
@@ -126,7 +128,7 @@ class RoundLimits:
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The middle value; of two middle values the lower, which half of the devices cannot raise."""
+    """The middle value, or the lower of two middle values. Half of the devices cannot raise it."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 

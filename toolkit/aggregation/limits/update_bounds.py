@@ -52,8 +52,9 @@ Scales = Mapping[str, Scale]
 class Excess(NamedTuple):
     """How far the numbers of an update's `tensor` exceed the number that they are compared with.
 
-    `held` is the largest number in the update, and `reference` is what it is compared with. `room`
-    is WIDE or LOOSE if the tensor may exceed the reference by this additional factor, else 1.
+    `held` is the largest number in the update. `reference` is the number that it is compared with.
+    If the tensor may exceed the reference more than others, `room` is the factor WIDE or LOOSE;
+    else 1.
     """
 
     tensor: str = ""

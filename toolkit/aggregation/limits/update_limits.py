@@ -12,7 +12,7 @@ The limits follow from a `Reference`, the medians of earlier rounds:
     variance    within a factor of STATISTIC exp(m) of r
 
 If a change is FAR times its limit, the update's statistics describe activations that no other
-device has. Then the received statistics take their place.
+device has. Then the received statistics replace the update's statistics.
 
 An update within its limits is not changed, bit for bit. So updates can be added one by one, and
 the limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
@@ -64,11 +64,11 @@ between threads, and the result would then depend on their number."""
 
 @dataclass
 class Change:
-    """What an update changes of one tensor.
+    """The change of one tensor by an update.
 
     Attributes:
         key: The key of its reference.
-        name: The name of the tensor in the update; of the global tensor if `factors` are given.
+        name: The tensor's name in the update. With `factors`, the name of the global tensor.
         new: The value in the update, float32.
         old: The value that the device received, in the same shape.
         rows: The rows of classes that the device has; None for all rows.
@@ -90,7 +90,7 @@ class Change:
         return _distance(new, old)
 
     def limit(self, reference: Reference, steps: int) -> float:
-        """The largest size; infinite if there is no reference."""
+        """The largest allowed size; infinite if there is no reference."""
         usual = reference.change(self.key)
         return math.inf if usual is None else CHANGE * usual * reference.allowance(steps)
 
@@ -99,7 +99,7 @@ class Change:
         return LEAST * _distance(self.old, np.zeros_like(self.old))
 
     def within(self, limit: float, size: float) -> np.ndarray:
-        """The value in the update, moved towards the received value until its size is `limit`."""
+        """The value in the update, moved towards the received value until the change is `limit`."""
         old = self.old.astype(np.float64)
         return (old + limit / size * (self.new - old)).astype(np.float32)
 
@@ -156,7 +156,7 @@ class VarianceChange(Change):
 
 
 def figures(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Figures:
-    """The figures of an update before its limits, for a kind without a reference.
+    """The figures of an update before it is limited, for a kind without a reference.
 
     `check_update` has accepted the update, which was trained from `model`.
     """
@@ -179,7 +179,7 @@ def within_limits(
 def limited_update(
     update: Received, limits: RoundLimits, model: GlobalModel, policy: AggregationPolicy
 ) -> Received:
-    """Return `update` within `limits`, and note in them what was limited.
+    """Return `update` within `limits`, and record in `limits` what changed.
 
     `check_update` has accepted the update, which was trained from `model`.
     """
@@ -212,7 +212,7 @@ def limited_update(
 
 
 def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Iterator[Change]:
-    """Yield what an update changes of each tensor. `check_update` has accepted the update."""
+    """Yield the change of each tensor by an update. `check_update` has accepted the update."""
     record, arrays = update
     spec = parse_spec(record.submodel)
     family = recovering_family(spec)

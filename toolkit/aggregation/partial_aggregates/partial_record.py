@@ -31,8 +31,8 @@ class FactorsEntry(Struct, frozen=True, kw_only=True):
         tensors: The tensors that the updates hold.
         weight: The weight of all updates.
         all_classes: The weight of the updates that hold the rows of all classes.
-        classes: For each class, in ascending order, the weight of the other updates that hold its
-            row.
+        classes: One weight for each class, ascending: of the updates that hold this class's row,
+            but not the rows of all classes.
     """
 
     submodel: str

@@ -1,1 +1,1 @@
-"""Rules against hostile devices, in place of the weighted mean, from changes kept in files."""
+"""Aggregation rules against hostile devices, which replace the weighted mean."""

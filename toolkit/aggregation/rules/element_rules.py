@@ -37,7 +37,7 @@ def mean(changes: np.ndarray) -> np.ndarray:
 
 
 class Distances:
-    """Mean squared differences between the changes of n updates, over elements that both hold."""
+    """The mean squared difference of every two of n updates, over the elements that both hold."""
 
     def __init__(self, updates: int) -> None:
         self._squares = np.zeros((updates, updates))
@@ -53,7 +53,7 @@ class Distances:
         self._common[place] += mask @ mask.T
 
     def result(self) -> np.ndarray:
-        """The distances (n, n). Updates without a common element are as far as the farthest."""
+        """The distances (n, n). Two updates without a common element get the largest distance."""
         known = np.where(self._common > 0, self._squares, 0.0) / np.maximum(self._common, 1)
         return np.where(self._common > 0, np.maximum(known, 0.0), known.max())
 

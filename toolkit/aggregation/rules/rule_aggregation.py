@@ -1,15 +1,15 @@
 """Aggregates a round by another rule than the weighted mean.
 
-Update p recovers to the values v_p, and what its device received to r_p: the global model itself,
-or for factors the model that they compose. Training has changed v_p - r_p. Over the updates P_i
-that hold element i,
+Let v_p be the values of update p, recovered to full shapes. Let r_p be the values that the device
+received: the global model itself, or for factors the model that they compose. Training has changed
+the model by v_p - r_p. P_i are the updates that hold element i. Then
 
     new_i = mean_{p in P_i} r_pi  +  rule_{p in P_i} (v_pi - r_pi)
 
-So a rule compares what devices trained, not what their submodels cannot hold. If all devices
-received the model itself, this is the rule of the values. All updates have the same weight, because
-devices claim their numbers of samples. Factors that are kept between rounds (`cp`) move by the rule
-in the same way, if no other update holds their tensor.
+So a rule compares the changes by training, without the errors of submodels. If all devices received
+the model itself, the result is the rule of the values. All updates have the same weight, because a
+device may lie about its number of samples. Factors that are kept between rounds (`cp`) move by the
+rule in the same way, if no other update holds the tensor that they compose.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,11 +62,11 @@ class _Held(NamedTuple):
 
 
 class RuleAggregation:
-    """The aggregation of one round by `policy.rule`. See the module for what it computes.
+    """The aggregation of one round by `policy.rule`. The module's docstring has the formula.
 
-    The changes of each update are in a file until `result`; see `SpooledChanges`. In memory are one
-    update, three models in float64, and a fixed number of changes (about 40 MB with what the rules
-    compute from them), so the memory does not grow with the number of updates.
+    The changes of each update are in a file until `result`; see `SpooledChanges`. The memory holds
+    one update, three models in float64, and a fixed number of changes (about 40 MB with the results
+    of the rules). It does not grow with the number of updates.
 
     The result does not depend on the order of the updates, except for rounding.
 

@@ -1,4 +1,4 @@
-"""Keeps what each update of a round changes in a file, so that few numbers are in memory."""
+"""Writes the changes of each update to a file, so that memory holds only few of them."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -30,9 +30,9 @@ class Piece(NamedTuple):
 class SpooledChanges:
     """The changes of all updates, in a temporary folder: a file for each update.
 
-    `close` deletes the folder. It is in the folder of the environment variable TMPDIR,
-    and takes four bytes for each number of the model and each update. In memory are `NUMBERS`
-    changes, or one element of each update.
+    The environment variable TMPDIR says where the folder is created; `close` deletes it. A file
+    has four bytes for each number of the model. The memory holds at most `NUMBERS` changes, or
+    one element of each update.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class SpooledChanges:
         self._places.append(places)
 
     def pieces(self, key: str, among: Collection[int]) -> Iterator[Piece]:
-        """Yield a tensor in pieces, of the updates `among` that hold it."""
+        """Yield the tensor `key` in pieces, for those updates in `among` that hold it."""
         rows = [row for row in among if key in self._places[row]]
         size = self._sizes[key]
         step = max(1, NUMBERS // max(1, len(rows)))
