@@ -10,7 +10,15 @@ from device_agent.federation.identity.valid_secret import with_valid_secret
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
 from device_agent.formats.class_counts import worst_class_text
-from device_agent.formats.protocol.fleet import ABSENT, LEFT, DeviceStatus, Status, further_text
+from device_agent.formats.protocol.fleet import (
+    ABSENT,
+    LEFT,
+    DeviceStatus,
+    KeyFollowed,
+    Status,
+    further_text,
+)
+from device_agent.system.clock import time_text
 from profiles.text_formatting import counted, have_joined, loss_figure, round_of, visible, wrapped
 
 PATIENCE_S = 5.0
@@ -78,15 +86,24 @@ def lines(status: Status) -> list[str]:
     warnings = (line for warning in status.warnings for line in wrapped("  ", warning))
     preparing = (f"  {preparation}" for preparation in status.preparing)
     selected = [] if status.selected is None else wrapped("  ", status.selected.text())
+    new_key = [] if status.new_key is None else wrapped("  ", _followed(status.new_key))
     closed = counted(status.closed_connections, "connection")
     too_many = [f"  closed {closed}, because there were too many"]
     shown = [
-        *(head, *selected, *_worst_class(status), *_judgement(status), *warnings, *preparing),
+        *(head, *selected, *_worst_class(status), *_judgement(status)),
+        *(*warnings, *new_key, *preparing),
         *(too_many if status.closed_connections else []),
         *_rows(status.devices),
         *_not_listed(status),
     ]
     return [visible(line) for line in shown]
+
+
+def _followed(new_key: KeyFollowed) -> str:
+    """How many devices follow a new key of the coordinator, and until when the others can."""
+    devices = counted(new_key.devices, "device")
+    text = f"{new_key.followed:,} of {devices} follow the coordinator's new key"
+    return f"{text}; the others can until {time_text(new_key.until)}"
 
 
 def _states(status: Status) -> Mapping[str, int]:

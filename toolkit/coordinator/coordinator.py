@@ -155,7 +155,8 @@ class Coordinator(
             )
             offer = _Offer(bundle, self.key.signed(work, now), self.key)
             self._offers[round_, submodel] = offer
-        self.activity[device.id].round = round_
+        activity = self.activity[device.id]
+        activity.round, activity.offered_key = round_, offer.key.fingerprint
         return offer
 
     def _nothing_to_train(self, device: Device, task: Literal["wait", "finished"]) -> Work:
@@ -236,6 +237,8 @@ class Coordinator(
                 activity.note = None if progress.note is None else shortened(progress.note)
                 if paused and not self.rounds.has_begun(device.id):
                     self.set_aside(device.id)
+            if progress.state == "downloading":  # it has checked the signature of its work
+                self.note_trusted_key(device.id, activity.offered_key)
             if progress.loss is not None and is_finite(progress.loss):
                 activity.loss = progress.loss
 
@@ -324,6 +327,7 @@ class Coordinator(
                 key=self.key.public,
                 release=None if newest is None else newest.number,
                 selected=self.selected_devices(),
+                new_key=self.new_key(),
             )
 
     def is_ready(self) -> bool:

@@ -110,6 +110,17 @@ class FederationState:
         self.secrets_due = secret_log.decoded(self.store.value(secret_log.DUE_SECRETS))
         self.key_changes = key_log.decoded(self.store.value(key_log.KEY_CHANGES))
 
+    def follows_key(self, device: str) -> bool | None:
+        """Whether `device` is known to trust the newest key; None if no key was ever replaced."""
+        if not self.key_changes:
+            return None
+        return self.store.trusted_keys.by_device.get(device) == self.key.fingerprint
+
+    def note_trusted_key(self, device: str, fingerprint: str) -> None:
+        """Record that `device` trusts the key with this `fingerprint`, once keys are replaced."""
+        if self.key_changes:
+            self.store.trusted_keys.note(device, fingerprint)
+
     def notify(self, event: EventName, text: str, **values: object) -> None:
         """Tell the operator's own programs about `event`, without waiting for them."""
         title, round_ = self.config.title, self.rounds.round

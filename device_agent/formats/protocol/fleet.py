@@ -262,6 +262,18 @@ class SelectedDevices:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyFollowed:
+    """How many of the member `devices` trust the newest key of the coordinator, as far as known.
+
+    The others can follow `until`, in seconds since 1970.
+    """
+
+    followed: int
+    devices: int
+    until: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """The coordinator now prepares `submodel`, which is number `number` (from 1) of `total`.
 
@@ -301,7 +313,8 @@ class Status:
     `closed_connections` counts connections that the coordinator has closed since its start because
     there were too many. `key` is the public key of the coordinator's signatures; earlier versions
     do not send it. `release` is the number of the newest release, if there is one. `selected` is
-    None unless a round is open for some devices only.
+    None unless a round is open for some devices only. `new_key` is None if the coordinator's key
+    was never replaced, or if all devices have followed.
     """
 
     version: int = 1
@@ -321,3 +334,4 @@ class Status:
     release: int | None = None
     selected: SelectedDevices | None = None
     states: dict[str, int] = field(default_factory=dict)
+    new_key: KeyFollowed | None = None

@@ -19,10 +19,13 @@ from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.doctor.finding import Finding
 from device_agent.federation import round_loop
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.fleet_status import lines
 from device_agent.federation.identity.trusted_key import new_key
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
+from device_agent.formats.protocol.fleet import KeyFollowed
 from device_agent.formats.protocol.key_changes import KeyChange, KeyChanges
+from device_agent.formats.protocol.rounds import Progress
 from device_agent.formats.signed_work import key_fingerprint, split_token
 from device_agent.system.clock import Clock
 from killed_actions import audit, kill_at_every_write
@@ -127,6 +130,7 @@ def test_devices_and_tokens_follow(tmp_path: Path) -> None:
         made = acting.make_join_token("board", "a link", 1).token
         join(server.url, before, "one", state)
         first = server.coordinator.key
+        assert acting.status().new_key is None
         for number in (1, 2):
             old = server.coordinator.key.fingerprint
             answer = acting.rotate_key(old, 30, f"number {number}")
@@ -143,7 +147,12 @@ def test_devices_and_tokens_follow(tmp_path: Path) -> None:
             place = tmp_path / f"later {number}"
             join(server.url, given, "later", place)
             assert DeviceState(place).member().key == server.coordinator.key.public
+            assert (acting.key_state().followed, acting.key_state().devices) == (1, 2)
             leave(place)
+        until = answer.earlier[-1].until
+        assert acting.status().new_key == KeyFollowed(followed=0, devices=1, until=until)
+        assert "0 of 1 device follow the coordinator's new key" in "".join(lines(acting.status()))
+        assert acting.device("board-1").device.follows_key is False
         with logged("device_agent") as said:
             assert train(state, config.held_out) == 3
         assert [line for line in said if "has a new key, signed with" in line] == [
@@ -158,7 +167,30 @@ def test_devices_and_tokens_follow(tmp_path: Path) -> None:
         for days in (0, -1, 36501, float("nan")):
             with refused("client.bad-request"):
                 acting.rotate_key(answer.fingerprint, days, "x")
-        assert acting.key_state() == answer
+        assert acting.key_state() == replace(answer, followed=1)
+        assert acting.status().new_key is None
+        assert acting.device("board-1").device.follows_key is True
+    with running(config) as server:  # it is known also after a restart
+        assert server.coordinator.key_state() == replace(answer, followed=1)
+
+
+def test_a_device_follows_only_once_it_has_checked_work(tmp_path: Path) -> None:
+    """A training that asks whether its round is open gets work, but does not check it."""
+    config = configured(tmp_path / "c", ONE)
+    with running(config) as server:
+        join(server.url, full_token(config, "board"), "one", tmp_path / "one")
+        coordinator = server.coordinator
+        assert_soon(lambda: coordinator.rounds.phase == "training")
+        device = coordinator.store.registry.device("board-1")
+        coordinator.work(device)
+        coordinator.progress(device, Progress(state="downloading"))
+        coordinator.rotate_key(coordinator.key.fingerprint, 30, "x", "me")
+        coordinator.work(device)
+        coordinator.progress(device, Progress(state="training"))
+        assert coordinator.key_state().followed == 0
+        coordinator.work(device)
+        coordinator.progress(device, Progress(state="downloading"))
+        assert coordinator.key_state().followed == 1
 
 
 def test_a_device_and_a_token_that_missed_the_time_are_told_what_to_do(tmp_path: Path) -> None:

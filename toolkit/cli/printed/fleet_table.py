@@ -58,6 +58,8 @@ def show_device(detail: DeviceDetail) -> None:
         "machine": _machine(detail.machine),
         "trained": counted(device.rounds_trained, "round"),
     }
+    if device.follows_key is not None:
+        lines["key"] = "follows the new key" if device.follows_key else "has an earlier key"
     if detail.secret_until is not None:
         until = _time(detail.secret_until)
         lines["secret"] = f"asked for a new one; the old one is valid until {until} UTC"

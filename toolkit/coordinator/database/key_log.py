@@ -1,4 +1,4 @@
-"""The changes of the coordinator's key, in the table `meta`, and the names of the key's files."""
+"""The changes of the coordinator's key and who knows them, in the table `meta`; the key's files."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ import msgspec
 
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.signed_work import key_fingerprint
+from toolkit.coordinator.database.database import Database
 
 KEY, NEXT_KEY = "coordinator.key", "coordinator.key.next"
 """The files of the coordinator's key, and of the next key while that replaces it."""
@@ -28,3 +29,37 @@ def write(db: sqlite3.Connection, changes: Sequence[KeyChange]) -> None:
         (KNOWN_KEY, key_fingerprint(changes[-1].new)),
     ):
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+_PREFIX = "key of "
+
+
+class TrustedKeys:
+    """Stores which key of the coordinator each device is known to trust, by its fingerprint.
+
+    Attributes:
+        by_device: The fingerprints by device; only of devices that joined or trained after the key
+            was first replaced.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.transaction() as db:
+            rows = db.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{_PREFIX}%",))
+            self.by_device: dict[str, str] = {key.removeprefix(_PREFIX): key_ for key, key_ in rows}
+
+    def note(self, device: str, fingerprint: str) -> None:
+        """Record that `device` trusts the key with this `fingerprint`."""
+        if self.by_device.get(device) == fingerprint:
+            return
+        with self._database.transaction() as db:
+            row = (_PREFIX + device, fingerprint)
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", row)
+        self.by_device[device] = fingerprint
+
+    def forget(self, device: str) -> None:
+        """Forget the key of a `device` that has left."""
+        if device in self.by_device:
+            with self._database.transaction() as db:
+                db.execute("DELETE FROM meta WHERE key = ?", (_PREFIX + device,))
+            del self.by_device[device]

@@ -21,6 +21,7 @@ class DeviceActivity:
         loss: The last loss that the device reported.
         note: Why the device is paused or has stopped, if it said so.
         round: The last round for which the device got work.
+        offered_key: The fingerprint of the key that signed its last work.
         missed: Why its last update is not in a round, for example because the round closed before
             the update came. None once a later update or report of a failure has come.
         not_needed_in: The last round that closed with enough updates before its update came.
@@ -36,6 +37,7 @@ class DeviceActivity:
     loss: float | None = None
     note: str | None = None
     round: int | None = None
+    offered_key: str = ""
     missed: str | None = None
     not_needed_in: int | None = None
     has_come: bool = False

@@ -124,6 +124,7 @@ class DeviceList(FederationState):
                     kind=device.kind,
                     decision=None if decision is None else decision.outcome,
                     reason=None if decision is None else decision.reason,
+                    follows_key=self.follows_key(device.id),
                 )
             )
         return shown

@@ -3,6 +3,7 @@
 import logging
 from functools import partial
 
+from device_agent.formats.protocol.fleet import KeyFollowed
 from device_agent.formats.protocol.key_changes import KeyChanges
 from device_agent.formats.signed_work import key_fingerprint
 from device_agent.system.clock import time_text
@@ -28,11 +29,27 @@ class KeyActions(FederationState):
     def key_state(self) -> KeyState:
         """The fingerprint of the coordinator's key, and the earlier keys."""
         with self.lock:
+            members = self.rounds.devices
             earlier = [
                 EarlierKey(fingerprint=key_fingerprint(change.old), until=change.until)
                 for change in self.key_changes
             ]
-            return KeyState(fingerprint=self.key.fingerprint, earlier=earlier)
+            return KeyState(
+                fingerprint=self.key.fingerprint,
+                earlier=earlier,
+                followed=sum(self.follows_key(device) is not False for device in members),
+                devices=len(members),
+            )
+
+    def new_key(self) -> KeyFollowed | None:
+        """How many devices follow the new key; None if there is none, or if all follow."""
+        if not self.key_changes:
+            return None
+        state = self.key_state()
+        if state.followed == state.devices:
+            return None
+        until = state.earlier[-1].until
+        return KeyFollowed(followed=state.followed, devices=state.devices, until=until)
 
     def rotate_key(self, fingerprint: str, days: float, reason: str, who: str) -> KeyState:
         """Replace the coordinator's key, if it has this `fingerprint`, by a new one.

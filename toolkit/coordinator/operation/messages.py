@@ -145,11 +145,16 @@ class EarlierKey:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyState:
-    """The fingerprint of the coordinator's key, and its earlier keys, the oldest first."""
+    """The fingerprint of the coordinator's key, and its earlier keys, the oldest first.
+
+    `followed` of the member `devices` are known to trust the key.
+    """
 
     version: int = 1
     fingerprint: str
     earlier: list[EarlierKey]
+    followed: int
+    devices: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +179,14 @@ class AuditPage:
 class FleetDevice(DeviceStatus):
     """A device with its kind, and what the operator decided about it.
 
-    `decision` is "paused", "removed" or "banned"; `reason` says why.
+    `decision` is "paused", "removed" or "banned"; `reason` says why. `follows_key` says whether it
+    is known to trust the coordinator's newest key; None if the key was never replaced.
     """
 
     kind: str
     decision: str | None = None
     reason: str | None = None
+    follows_key: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,7 @@ class Membership(DeviceSecrets):
                     lambda kind: ahead[kind] if kind in ahead else self._plan(kind, request),
                 )
             self.forget_due_secret(device)
+            self.note_trusted_key(device.id, self.key.fingerprint)
             if device.id not in self.rounds.devices:
                 self.enter(device, "has joined")
         self.changed.set()
@@ -255,6 +256,7 @@ class Membership(DeviceSecrets):
         self.store.registry.leave(device.id, forgotten, also)
         if not forgotten:
             self.forget_due_secret(device)
+            self.store.trusted_keys.forget(device.id)
         self.rounds.leave(device.id)
         self.store.stopped.forget(device.id)
         self.store.incoming.drop(device.id)

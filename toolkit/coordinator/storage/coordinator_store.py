@@ -29,6 +29,7 @@ from toolkit.coordinator.database.device_registry import Registry
 from toolkit.coordinator.database.final_evaluation import FinalEvaluation
 from toolkit.coordinator.database.join_tokens import JoinTokens
 from toolkit.coordinator.database.joins import UsedJoins
+from toolkit.coordinator.database.key_log import TrustedKeys
 from toolkit.coordinator.database.open_round import OpenRound, StoppedDevices
 from toolkit.coordinator.database.operator_log import Action, OperatorLog
 from toolkit.coordinator.database.operator_tokens import OperatorTokens
@@ -115,6 +116,7 @@ class Store:
         self.history = RoundHistory(self._database, self.settings)
         self.records = UpdateRecords(self._database)
         self.used_joins = UsedJoins(self._database)
+        self.trusted_keys = TrustedKeys(self._database)
         self.release_reports = ReleaseReports(self._database)
         self._held: list[str] = []
         self._recover(read_all)
