@@ -64,8 +64,8 @@ class JsonFormatter(logging.Formatter):
     """Formats each message as a JSON object: time, elapsed_s, level, message and its fields.
 
     `request` is the id of the HTTP request that caused the message, if there is one.
-    `elapsed_s` counts from the creation of the formatter. Its clock is monotonic, so it stays
-    correct when the wall clock is set.
+    `elapsed_s` counts from the creation of the formatter. It comes from a monotonic clock, so
+    setting the wall clock does not change it.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ def show_logs(
 
 
 def quieten_others() -> None:
-    """From now on, hide warnings of other packages and their log messages below errors.
+    """From now on, hide other packages' warnings, and their log messages below level ERROR.
 
     Commands and their child processes call this. Messages of the user's own modules stay, and so
     do warnings that were asked for (`python -W`, PYTHONWARNINGS).

@@ -78,7 +78,7 @@ def compile_graphs(
         program: The program of a submodel.
         report: Called with the name of each stage.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
-        cache: Whether to take graphs from the cache, and to store new ones there. The folder is
+        cache: Whether to take graphs from the cache, and to store new graphs there. The folder is
             `$EDGETAILOR_CACHE`, else `edgetailor` in the user's cache folder.
 
     Returns:

@@ -92,7 +92,7 @@ def all_graphs() -> dict[str, bytes]:
 
 
 def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
-    """A graph of `nodes` that outputs the shape of `y`; `axes` counts the axes of each input."""
+    """A graph of `nodes` that outputs the shape of `y`; `axes` has each input's number of axes."""
     read = [name for reader in nodes for name in reader.input]
     inputs = {name: axes[name] for name in dict.fromkeys(read) if name in axes}
     constants = {name: value for name, value in CONSTANTS.items() if name in read}

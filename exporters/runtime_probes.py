@@ -1,4 +1,4 @@
-"""Probes: graphs with which a device tests which forms its runtime supports, and how fast they are.
+"""Probes: graphs that show a device which forms its runtime supports, and how fast these forms are.
 
 The probes ship in `device_agent/runtime/probes`: one for each block size of blocked convolutions,
 and a training step in plain and in Winograd form. Run `python -m exporters.runtime_probes` to write

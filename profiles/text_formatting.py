@@ -62,7 +62,7 @@ def one_line(text: str, most: int | None = None) -> str:
 
 
 def visible(text: str) -> str:
-    r"""`text` with the controls of its writing direction as escapes.
+    r"""`text`, in which characters that control the writing direction are written as escapes.
 
     Such controls could make one name look like another, or turn around the line with the name.
 

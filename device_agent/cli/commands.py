@@ -29,7 +29,7 @@ COMMANDS = (
 
 
 class Commands(UserDict[str, click.Command]):
-    """Imports a command when it is looked up by its name.
+    """Imports a command when its name is looked up.
 
     The command `a-b` is the function `a_b` of the module `a_b_command`.
     """

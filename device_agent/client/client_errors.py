@@ -40,7 +40,7 @@ class UnreachableError(Exception):
     Attributes:
         sent: Whether the coordinator may have received the request.
         error: The error to raise after the last attempt; None if nothing answered.
-        lasting: Whether the problem will probably stay. A command that a user watches then ends
+        lasting: Whether the problem will probably stay. If so, a command that a user watches ends
             without waiting.
         clock: Whether the cause may be this device's clock.
     """

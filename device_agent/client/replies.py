@@ -82,7 +82,7 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
 
 
 def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
-    """Whether the answer states where its body ends. If not, the end of the connection ends it."""
+    """Whether the answer states where its body ends. If not, the body ends with the connection."""
     return response.length_remaining is not None or response.chunked
 
 
@@ -95,7 +95,7 @@ def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
 
     Raises:
         UnreachableError: The body is empty or begins like JSON, and only the end of the connection
-            shows where it ends.
+            shows where the body ends.
     """
     if data[:1] in (b"", b"{") and not is_delimited(response):
         raise UnreachableError("cannot be reached (the connection broke off)", sent=True)

@@ -175,7 +175,7 @@ def check_samples(
 
 
 def wrong_sample_shape(x: np.ndarray, sample_shape: tuple[int, ...], origin: str) -> DataError:
-    """The error for samples `x` without labels that do not have the shape `sample_shape`."""
+    """The error for unlabelled samples `x` whose shape is not `sample_shape`."""
     advice = shape_advice(x, "x", sample_shape)
     if x.shape == sample_shape:
         advice = " x[None] is a batch of this single sample."
@@ -339,8 +339,8 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
         if wrong.any():
             row = rows.start + int(wrong.argmax())
             raise DataError(
-                "{origin}: with the loss ctc, the labels of a sample must be its sequence without "
-                "0 (the blank), and then only {ignored}. Sample {sample} (counted from 0) has "
+                "{origin}: with the loss ctc, the labels of a sample must be a sequence without 0 "
+                "(the blank), followed only by {ignored}. Sample {sample} (counted from 0) has "
                 "other labels.",
                 code="data.not-a-sequence",
                 sample=row,

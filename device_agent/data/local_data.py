@@ -178,7 +178,7 @@ def given_arrays(
         y_parts: The arrays that are packed into y; empty if y is one array.
 
     Returns:
-        The arrays by their names in files.
+        The arrays, by the names that they have in files.
 
     Raises:
         DataError: `source` is something else, or an array is missing or is not a numpy array.
@@ -214,12 +214,12 @@ def given_arrays(
 def flat_arrays(
     x: object, y: object, x_parts: Sequence[Part], y_parts: Sequence[Part]
 ) -> dict[str, np.ndarray]:
-    """The arrays of samples and labels by their names in files, see `given_arrays`."""
+    """Return the arrays of `x` and `y`, by the names that they have in files."""
     return {**named_arrays(SAMPLES, x, x_parts), **named_arrays(LABELS, y, y_parts)}
 
 
 def named_arrays(prefix: str, given: object, parts: Sequence[Part]) -> dict[str, np.ndarray]:
-    """The arrays in `given` by their names in files.
+    """Return the arrays in `given`, by the names that they have in files.
 
     Args:
         prefix: `x` for samples, `y` for labels.

@@ -93,7 +93,7 @@ def packed_array(
 
 
 def check_packed(packed: np.ndarray, prefix: str, parts: Sequence[Part], origin: str) -> None:
-    """Raise DataError if an integer in an array that is already packed is out of range."""
+    """Raise DataError if a packed array has an integer that is out of range."""
     whole = unpack(packed, parts)
     for part in parts:
         if part.dtype == "int64":

@@ -74,16 +74,16 @@ def join(
 
     If the device has already joined this coordinator with this token, usually nothing changes. The
     device joins again, with the same device key, in two cases: the coordinator no longer knows it,
-    or the token names a coordinator key that differs from the one that the device trusts.
+    or the token names a coordinator key that the device does not trust.
 
     Args:
         url: The coordinator's URL.
         token: The join token. If it ends in a dot and the fingerprint of the coordinator's key,
-            nobody else can answer the join.
+            only this coordinator can answer the join.
         name: Name of the device.
         state: State folder; the device's identity is stored there.
         replace: If the folder belongs to another coordinator, leave that coordinator after the new
-            one has accepted this device.
+            coordinator has accepted this device.
         certificate: SHA-256 of the coordinator's certificate. If it is given, the certificate needs
             no signature of an authority.
         patience_s: How long requests are repeated if the coordinator does not answer, in seconds.

@@ -42,8 +42,8 @@ def refuse_state_folder(folder: Path) -> None:
     """Raise InputError if `folder`, given as a bundle, is the state folder of a device."""
     if (folder / IDENTITY).is_file():
         raise InputError(
-            "{path} is the state folder of a device, not a bundle. Give it with --state, without "
-            "BUNDLE: edgetailor-agent predict --state {path} --data FILE.",
+            "{path} is the state folder of a device, not a bundle. Give this folder with --state, "
+            "without BUNDLE: edgetailor-agent predict --state {path} --data FILE.",
             code="state.no-bundle",
             path=str(folder),
         )

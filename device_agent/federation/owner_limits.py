@@ -77,13 +77,14 @@ class OwnerLimits:
         Args:
             now: The local time.
             paused: Whether the agent is paused already. Then the agent stays paused until the
-                device is `HYSTERESIS_C` below the temperature limit. Otherwise it might pause every
-                minute.
+                device is `HYSTERESIS_C` below the temperature limit. Otherwise the agent might
+                pause and continue every minute.
             root: Root of sysfs.
 
         Returns:
-            The reason in a few words, or None. A machine without a sensor of temperature or power
-            ignores that limit. If nothing tells whether it is idle or unmetered, it pauses.
+            The reason in a few words, or None. Without a sensor of temperature or power, the limit
+            on this value is ignored. If nothing tells whether the machine is idle or the network
+            unmetered, there is a reason to pause.
         """
         if self.quiet_hours is not None and self.quiet_hours.covers(now):
             return f"quiet hours until {self.quiet_hours.end:%H:%M}"
@@ -118,7 +119,8 @@ class OwnerLimits:
         if (self.only_when_idle or self.only_unmetered) and not system_bus.is_readable():
             raise InputError(
                 "--only-when-idle and --only-unmetered ask logind and NetworkManager with "
-                "`busctl`, which is not installed here. Install systemd, or leave them out.",
+                "`busctl`, which is not installed here. Install systemd, or leave these options "
+                "out.",
                 code="option.no-busctl",
             )
 

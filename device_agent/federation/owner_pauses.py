@@ -22,7 +22,7 @@ treat it as gone."""
 
 
 class Pauses:
-    """Waits while the owner's limits require a pause, and reports it to log and coordinator.
+    """Waits while the owner's limits require a pause. Log and coordinator learn of each pause.
 
     Args:
         limits: The owner's limits.

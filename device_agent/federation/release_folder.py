@@ -1,6 +1,6 @@
 """The releases that a device has: a small file that points to them, and their bundles.
 
-release.json       the current release, the one before, and what was refused
+release.json       the current release, the previous release, and the refused releases
 releases/HASH/     the bundle whose manifest has this SHA-256
 
 A switch is one atomic write of release.json. Bundles are complete before the switch. Folders that
@@ -56,7 +56,7 @@ class ReleasePointer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         current: The release with which the device predicts; None if there is none.
-        previous: The release before it.
+        previous: The release before the current release.
         refused: The last releases that this device refused.
         issued: When the coordinator signed the newest offer that this device followed, in seconds
             since 1970.

@@ -35,7 +35,7 @@ class RunOptions:
     """All options of `run`. Addresses and secrets are in the state folder instead.
 
     The command line and the TOML file have no groups of options: `from_flat` and `to_flat` convert
-    between both.
+    between groups and single options.
 
     Attributes:
         data: Local data: a file, a folder or `module:callable`.
@@ -69,7 +69,7 @@ class RunOptions:
     def evaluation(self, asked: EvaluationRequest | None) -> EvaluationRequest | None:
         """The evaluation that the federation asks for.
 
-        Counts by class stay only if the owner allows them.
+        Counts by class are left out unless the owner allows them.
         """
         if asked is None:
             return None

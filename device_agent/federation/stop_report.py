@@ -1,4 +1,4 @@
-"""The message of a device to its coordinator before it ends, so that no round waits for it.
+"""The last message of a device to its coordinator, so that no round waits for the device.
 
 The message leaves the device. It has no folder names, because they may contain the owner's name,
 and no values from the data.

@@ -85,7 +85,7 @@ class Attempts:
         """Record a training of `submodel` that runs inside the block.
 
         Only failures of the submodel itself count. The count does not change if the user interrupts
-        the training, if a signal such as SIGTERM ends it, or after an error of another kind.
+        the training, if a signal such as SIGTERM ends it, or if an error of another kind ends it.
 
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.

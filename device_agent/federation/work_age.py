@@ -13,8 +13,8 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
 
     If `work` seems to be from the future, the clock of the device or of the coordinator is wrong.
     If a time service has set this device's clock, the work is refused. Otherwise the work is
-    accepted if this clock is believable (see `Clock`). Then `newest` stays as it is, because the
-    coordinator's clock may be wrong.
+    accepted if this clock is believable (see `Clock`). In that case `newest` does not change,
+    because the coordinator's clock may be wrong.
 
     Args:
         work: The work.

@@ -146,9 +146,9 @@ def write_folder(
 ) -> None:
     """Create the folder `out` with `files` (contents by name) atomically.
 
-    An existing folder is refused. With `force`, the new folder takes its place when it is complete,
-    on Linux in one step. Until then, the new files are in `staging`, a folder on the same file
-    system. By default this is the parent of `out`.
+    An existing folder is refused. With `force`, the new folder replaces the existing folder as soon
+    as the new folder is complete, on Linux in one step. Until then, the new files are in `staging`,
+    a folder on the same file system. By default, `staging` is the parent of `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ def mean_of_classes(counts: ClassCounts) -> float | None:
 
 
 def worst_class(counts: ClassCounts) -> int | None:
-    """The class with the lowest accuracy among those far below the mean of the classes, or None.
+    """The class with the lowest accuracy, if this is far below the mean of the classes; else None.
 
     A class is far below the mean if two conditions hold. Its accuracy is lower by more than FAR.
     And chance does not explain this: if each of its labels were predicted correctly with the mean

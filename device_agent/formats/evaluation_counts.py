@@ -70,7 +70,7 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
             label sequences (CTC).
         loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
             mean squared error.
-        absolute_sum: Sum over the samples of a regression of their mean absolute error. None for
+        absolute_sum: For a regression, the sum of the mean absolute errors of the samples. None for
             other models, and for bundles of version 0.2 and before.
         classes: For each class, its number of labels and how many labels are predicted correctly.
             None unless the federation asks for it and the owner agrees.

@@ -1,9 +1,10 @@
 """Names of the graphs in a bundle that only some devices run.
 
-In addition to a graph, `train.onnx`, a bundle may have other forms of it with the same results:
+In addition to a graph, `train.onnx`, a bundle may have other forms of this graph with the same
+results:
 
 - `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions, which store images in blocks of 16
-  channels. A device can only run it if its runtime uses blocks of the same size.
+  channels. A device can only run this form if its runtime uses blocks of the same size.
 - `train.winograd.onnx`, for runtimes without blocked convolutions. This form needs fewer
   multiplications and more memory.
 

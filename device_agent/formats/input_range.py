@@ -1,8 +1,8 @@
 """The range of the numbers in a sample, from which random samples are drawn.
 
 Without a range, random samples are standard normal numbers. Models that use some numbers as ids,
-for example of an embedding, fail on these. The user gives the range, or it is taken from real
-samples.
+for example of an embedding, fail on such samples. The user gives the range, or the range is taken
+from real samples.
 """
 
 import math

@@ -1,7 +1,7 @@
 """A coarse summary of a device's samples, which shows whether its sensor uses other units.
 
 The summary reveals little else about the samples. If a model has batch norm, samples in other units
-hardly change the loss, so nobody would notice them without the summary.
+hardly change the loss, so nobody would notice the other units without the summary.
 """
 
 from collections.abc import Callable

@@ -23,9 +23,9 @@ class LabelRule:
             of the output. None if the model is not known yet.
         dtype: int64 for classes, float32 for a regression.
         sequence: Whether the labels of a sample are one sequence (CTC). Then IGNORED is only
-            allowed after its end, and 0, the blank, is not a label.
+            allowed after the end of the sequence, and 0, the blank, is not a label.
         parts: The arrays of labels that are packed into one float32 array, because only the loss
-            knows what they mean; empty for labels as above.
+            knows their meaning; empty for all other labels.
         independent: Whether each number of the output answers a yes-or-no question of its own
             (multi-label). The labels, 0 and 1, then have the shape of the output.
 
@@ -112,10 +112,10 @@ def output_of(labels: LabelRule) -> Output:
 
 
 def class_axis(axes: int) -> int:
-    """The class axis of a model's output that has this number of axes, with the batch.
+    """The class axis of a model's output with this number of axes, the batch axis included.
 
-    The class axis is the second axis. Only in models of sequences it is the last axis: their output
-    is (batch, t, classes).
+    The class axis is the second axis. In models of sequences it is the last axis: their output is
+    (batch, t, classes).
     """
     return 2 if axes == 3 else 1
 

@@ -90,7 +90,7 @@ class Port(Struct, frozen=True, kw_only=True):
     - `metric`: a number to report.
 
     With `sequence` the labels of a sample are one sequence (CTC). Then -100 is only allowed after
-    its end, and 0, the blank, is not a label.
+    the end of the sequence, and 0, the blank, is not a label.
 
     A port of kind `samples` or `labels` with `parts` is packed: it holds several arrays, each
     flattened to (batch, k), as float32 numbers side by side. Other ports leave `parts` out, because
@@ -180,7 +180,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do", om
     This is one step of EmbracingFL's multi-step forward pass (Algorithm 1). The agent releases the
     graph and its state before the next instruction.
 
-    `dtype` is the type of the numbers in the file. Graphs still read and write float32.
+    `dtype` is the type of the numbers in the recorded file. Graphs still read and write float32.
     """
 
     signature: str
@@ -239,7 +239,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     defines how pictures or CSV files become samples.
 
     A bundle with `output` only predicts: its graphs hold the weights, and its schedule only records
-    what the next stage reads. Bundles that train leave `output` out, because older agents refuse
+    the inputs of the next stage. Bundles that train leave `output` out, because older agents refuse
     fields that they do not know.
     """
 

@@ -320,9 +320,9 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         or not _in_a_row(manifest.schedule)
     ):
         yield BundleError(
-            "{origin} has `output`, so it must only predict: stages that each read the output of "
-            "the stage before, then {signature!r}. Each signature must have one input and one "
-            "output, and the bundle must have no tensors. {repair}",
+            "{origin} has `output`, so it must only predict: its schedule has stages, each of "
+            "which reads the output of the stage before, and then {signature!r}. Each signature "
+            "must have one input and one output, and the bundle must have no tensors. {repair}",
             code="bundle.not-for-inference",
             signature=PREDICT,
             origin=origin,
@@ -331,8 +331,8 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     elif not _ports_fit(manifest, [manifest.signatures[name] for name in names]):
         yield BundleError(
             "{origin}: an input or output of {signature!r}, or of a stage before it, has a wrong "
-            "shape or type. It must fit the stages next to it, and what the manifest says about "
-            "samples, classes ({classes}) and the key `output`. {repair}",
+            "shape or type. It must fit the neighbouring stages, and the samples, the classes "
+            "({classes}) and the key `output` of the manifest. {repair}",
             code="bundle.wrong-prediction",
             signature=PREDICT,
             classes=manifest.classes,

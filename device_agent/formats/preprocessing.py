@@ -23,7 +23,7 @@ class Images(
     tag="images",
     tag_field="kind",
 ):
-    """Pictures in folders that are named like their class.
+    """Pictures in folders. Each class has one folder, with the name of the class.
 
     A picture is scaled to the model's height and width by a triangle filter, which averages the old
     pixels near each new pixel. The values, from 0 to 1, become (value - mean) / std.
@@ -58,8 +58,9 @@ class Series(
 
     Attributes:
         columns: The columns that the model reads, in its order.
-        label: The column of the labels. For a regression it is read in the window's last line.
-        classes: Names of the classes, in the order of the model's outputs. If it is empty, the
+        label: The column of the labels. For a regression, the last line of a window gives its
+            label.
+        classes: Names of the classes, in the order of the model's outputs. Without names, the
             labels are the indices of the classes, or the numbers of a regression.
         channels: Whether the columns are the `last` axis of a sample, or the `first`.
         step: Lines from the start of a window to the start of the next; 0 means a whole window.

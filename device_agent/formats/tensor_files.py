@@ -59,7 +59,7 @@ def tensors_in(data: bytearray) -> dict[str, np.ndarray]:
 
     Raises:
         SafetensorError: A tensor is not float32 or int64, or is not inside the file.
-        MalformedError: The header is not that of a safetensors file.
+        MalformedError: `data` does not begin with the header of a safetensors file.
     """
     begin = 8 + int.from_bytes(data[:8], "little")
     entries = _header(bytes(data[8:begin])).items()

@@ -45,7 +45,8 @@ MOST_SAMPLES = 10**12
 class UpdateRecord(Struct, frozen=True, kw_only=True):
     """The content of `update.json`.
 
-    `read_update` returns it together with the tensors. Use it to log, weigh or refuse an update.
+    `read_update` returns it together with the tensors. Use the record to log, weigh or refuse an
+    update.
 
     Attributes:
         version: Format version.

@@ -38,7 +38,8 @@ class FineTuned:
     """The scores of a release and of its fine-tuned form, on samples left out of the training.
 
     Attributes:
-        bundle: The folder of the bundle with the fine-tuned model; None if it is not better.
+        bundle: The folder of the bundle with the fine-tuned model; None if this model is not
+            better.
         released: Counts of the release.
         tuned: Counts of the fine-tuned model.
     """
@@ -60,7 +61,7 @@ def fine_tune(
 ) -> FineTuned:
     """Train the released model on the samples of this device, and compare both models.
 
-    The comparison uses samples that this training leaves out. They are the samples that the
+    The comparison uses samples that this training leaves out. These are the samples that the
     federation keeps apart, or else a tenth of all samples. The fine-tuned model is better if it
     predicts more samples correctly, or equally many with a lower loss. Without an accuracy, it is
     better if its loss is lower. If the process is killed, the next call continues the training.
@@ -128,7 +129,7 @@ def is_better(after: Scores, before: Scores) -> bool:
 
 
 def with_tensors(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """The files of `bundle` with these tensors in place of its own."""
+    """The files of `bundle` with these tensors in place of the bundle's own tensors."""
     weights = load_file(bundle.folder / WEIGHTS)
     data = save({**weights, **tensors})
     files = {p.name: p.read_bytes() for p in bundle.folder.iterdir() if p.name != MANIFEST}

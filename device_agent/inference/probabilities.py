@@ -44,7 +44,8 @@ def probabilities(output: np.ndarray, meaning: Output) -> np.ndarray:
 
     Returns:
         Float32 probabilities in the shape of the output. An output with one number for two classes
-        gets two: of class 0 and of class 1. Each independent answer gets the probability of yes.
+        becomes two probabilities, of class 0 and of class 1. Each independent answer becomes the
+        probability of yes.
 
     Examples:
         >>> probabilities(np.array([[0.0], [np.log(3)]], np.float32), "sigmoid").round(2)

@@ -66,7 +66,7 @@ def try_release(
     """Compare the release in `offered` with the present model on samples of this device.
 
     If the federation evaluates on devices, the samples are those that the device never trains on.
-    Otherwise they are a tenth of its samples.
+    Otherwise they are a tenth of the device's samples.
 
     Args:
         data: The local data.
@@ -200,8 +200,8 @@ def worse(before: Scores, after: Scores) -> str | None:
 
     Both score the same samples. The release is worse if its accuracy is more than ACCURACY_MARGIN
     lower, or, without an accuracy, if its mean loss is more than LOSS_MARGIN higher. But the
-    difference must also be more than chance. Otherwise a good release could be refused because of a
-    few samples.
+    difference must also be larger than chance explains. Otherwise a good release could be refused
+    because of a few samples.
     """
     if (reason := unusable(after)) is not None:
         return reason

@@ -22,7 +22,7 @@ MOST_DEVICES = 1 << 16
 
 
 def levels(devices: int) -> int:
-    """How many steps `most_change` has in a group of `devices`."""
+    """The number of steps from 0 to `most_change` in a group of `devices`."""
     return (2**31 - 1) // devices - 1
 
 
@@ -32,7 +32,7 @@ def quantised(
     """Convert a device's change to whole numbers.
 
     Args:
-        change: Shape (elements,): the trained numbers minus the received ones.
+        change: Shape (elements,): the trained numbers minus the received numbers.
         weight: From 0 to 1.
         most_change: Elements are clipped to this size.
         devices: The size of the group.

@@ -1,8 +1,8 @@
 """The keys of one attempt at a sum, and the masks that follow from them.
 
-Two devices agree on a secret by X25519 (RFC 7748). HKDF with SHA-256 (RFC 5869) makes keys of it:
-of ChaCha20 (RFC 8439), whose key stream is the mask, and of ChaCha20-Poly1305 for a share. Each key
-is used once, so the nonces are zero.
+Two devices agree on a secret by X25519 (RFC 7748). From the secret, HKDF with SHA-256 (RFC 5869)
+makes keys for ChaCha20 (RFC 8439), whose key stream is the mask, and for ChaCha20-Poly1305, which
+encrypts a share. Each key is used once, so the nonces are zero.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def public_key(private: bytes) -> bytes:
 def is_usable(public: bytes) -> bool:
     """Whether `public` is a public key with which two devices can agree on a secret.
 
-    Keys of small order give the same result with every private key, so they are not.
+    Keys of small order give the same result with every private key, so they are not usable.
     """
     try:
         _agreed(b"\1" * KEY_BYTES, public)
@@ -61,7 +61,7 @@ def sealed(private: bytes, public: bytes, context: bytes, way: str, content: byt
 
 
 def opened(private: bytes, public: bytes, context: bytes, way: str, content: bytes) -> bytes | None:
-    """Decrypt what `sealed` has made; None if anything of it differs."""
+    """Decrypt what `sealed` has made; None if the content or another argument differs."""
     try:
         return _share_cipher(private, public, context, way).decrypt(_NONCE, content, context)
     except (InvalidTag, ValueError):

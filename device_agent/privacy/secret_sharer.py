@@ -109,7 +109,7 @@ class SecretSharer:
     def masked(self, shares: Mapping[str, str], vector: np.ndarray) -> np.ndarray:
         """Add the masks to `vector`, (elements,) in uint32, in place. Returns it.
 
-        `shares` are those that the neighbours have sent.
+        `shares` are the shares that the neighbours have sent.
         """
         group = self._ready()
         if self._is_masked:

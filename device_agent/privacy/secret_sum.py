@@ -1,7 +1,7 @@
 """The coordinator's side of one attempt at a sum: it passes messages on and adds up.
 
-It learns the sum of the updates that have come, and no single one. A failed attempt reveals
-nothing; the devices repeat it with new keys.
+The coordinator learns the sum of the updates that have come, and no single update. A failed attempt
+reveals nothing; the devices repeat it with new keys.
 """
 
 import hmac
@@ -26,7 +26,7 @@ STEPS: Sequence[Step] = ("shares", "input", "confirm", "unmask", "over")
 
 
 class SecretSum:
-    """The sum of one group. Each of STEPS waits for the devices that have answered the one before.
+    """The sum of one group. Each of STEPS waits for the devices that have answered the step before.
 
     Args:
         round_: The round.

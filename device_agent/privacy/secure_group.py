@@ -21,13 +21,13 @@ assert MOST_NEIGHBOURS < MOST_SHARES
 
 
 def threshold(holders: int) -> int:
-    """How many of the `holders` of a secret's shares are needed for it: three fifths.
+    """How many of the `holders` of shares are needed to restore the secret: three fifths.
 
-    It must be more than half. An honest device gives a share of only one of the two secrets of a
-    device, so with more than half, a coordinator that says different things to different devices
-    cannot collect both (Bonawitz et al. 2017, section 6.2). With three fifths, this holds until a
-    fifth of the holders work for the coordinator. Up to two fifths of a group may be lost after its
-    keys have come.
+    The threshold must be more than half. An honest device gives a share of only one of the two
+    secrets of a device, so with more than half, a coordinator that says different things to
+    different devices cannot collect both (Bonawitz et al. 2017, section 6.2). With three fifths,
+    this holds until a fifth of the holders work for the coordinator. Up to two fifths of a group
+    may be lost after its keys have come.
 
     Examples:
         >>> [threshold(holders) for holders in (3, 4, 5, 10, 30)]
@@ -78,7 +78,7 @@ class SecureGroup:
         return sorted([*self.neighbours(device), device])
 
     def needed(self, device: str) -> int:
-        """How many shares give a secret of `device`."""
+        """How many shares are needed to restore a secret of `device`."""
         return threshold(len(self.holders(device)))
 
     @property

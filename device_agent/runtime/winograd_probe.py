@@ -2,7 +2,7 @@
 
 The method needs fewer multiplications but more passes over memory. Whether it is faster depends on
 the processor. The probe is a small training step of two layers. `exporters/runtime_probes.py`
-writes it in both forms to the folder `probes`.
+writes this step in both forms to the folder `probes`.
 """
 
 import time

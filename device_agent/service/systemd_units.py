@@ -55,7 +55,7 @@ class Service:
     Attributes:
         name: The name of its program, such as edgetailor-agent.
         start: The command that the service runs; people start it by hand without systemd.
-        user: Whether it belongs to the current user.
+        user: Whether the service belongs to the current user.
         unit: The path of its unit file.
         options: The path of a file with its options.
     """
@@ -176,13 +176,13 @@ def wanted_by(service: Service) -> list[str]:
 
 
 def environment(names: Iterable[str]) -> list[str]:
-    """Let the service have these variables of the present environment."""
+    """Pass these variables of the present environment to the service."""
     given = [(name, os.environ.get(name)) for name in names]
     return [f"Environment={quoted(f'{name}={value}')}" for name, value in given if value]
 
 
 def restarts(version: int) -> list[str]:
-    """When systemd starts a failed service again; `version` is systemd's version."""
+    """The settings by which systemd restarts a failed service; `version` is systemd's version."""
     # Growing pauses protect a small board from a failure that repeats.
     if version < RESTART_STEPS_VERSION:
         return ["RestartSec=300"]

@@ -39,7 +39,7 @@ class Clock:
     synchronised: Callable[[], bool] = is_synchronised
 
     def is_believable(self, newest: float = 0) -> bool:
-        """Whether a time service has set the clock, or its time is late enough to be right.
+        """Whether a time service has set the clock, or the time is late enough to be right.
 
         The time is late enough if it is not before `newest`, in seconds since 1970, and not before
         the release of this version.

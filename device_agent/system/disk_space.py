@@ -69,7 +69,7 @@ def storage_error(error: OSError) -> StorageError | None:
 class MappedArray:
     """A read-only array of `dtype` and `shape` at `offset` (bytes) of the file `path`.
 
-    Reading it maps pages of the file into memory; `drop` releases them.
+    Reading the array maps pages of the file into memory; `drop` releases these pages.
     """
 
     def __init__(

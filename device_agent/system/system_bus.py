@@ -30,7 +30,7 @@ def is_readable() -> bool:
 
 
 def is_idle() -> bool | None:
-    """Whether nobody uses this machine: all sessions of logind are idle, or there is none."""
+    """Whether nobody uses this machine: all sessions of logind are idle, or there is no session."""
     return {"b true": True, "b false": False}.get(_property(IDLE))
 
 

@@ -90,7 +90,7 @@ def train_bundle(
         profiled: Add time and memory of this training to the update's record. Times differ between
             runs, so the record is then not reproducible.
         summarized: Add a coarse summary of the inputs to the update's record.
-        idle: Memory that this process used before its first training (default: uses now).
+        idle: Memory that this process used before its first training (default: the present use).
         form_checks: The file with the results of form checks (default: a file of this user).
 
     Returns:
@@ -161,7 +161,7 @@ def judge_bundle(
             update meanwhile.
         options: As for a training; `evaluation` is set.
         on_batch: Called before each batch.
-        idle: Memory that this process used before its first training (default: uses now).
+        idle: Memory that this process used before its first training (default: the present use).
 
     Returns:
         The counts; None if the device has too few samples to keep some apart.
@@ -275,7 +275,7 @@ def resume(run: ScheduleRun) -> bool:
     """Let `run` store checkpoints, and continue from the last checkpoint if there is one.
 
     Returns:
-        Whether the checkpoint is of a finished training, so that its update may already exist.
+        Whether the checkpoint is of a finished training. If so, the update may already exist.
     """
     options = run.options
     # The memory limit is left out: raising it must not restart a training that hit the limit.

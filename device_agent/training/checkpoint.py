@@ -1,4 +1,4 @@
-"""Checkpoints of a training. A killed training resumes from the last one with the same result."""
+"""Checkpoints of a training. A killed training resumes from the last checkpoint."""
 
 import hashlib
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ class Checkpoints:
         self._path = folder / CHECKPOINT
 
     def accept_personal(self, personal: Tensors) -> None:
-        """Let a training that starts with the tensors `personal` also use later checkpoints.
+        """Allow later checkpoints also for a training that starts with the tensors `personal`.
 
         When a training ends, its new personal tensors are stored before the update is written. If
         the process is killed in between, the next start has the new tensors instead of the old.

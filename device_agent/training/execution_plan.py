@@ -68,7 +68,7 @@ class ExecutionPlan:
 
 
 def plan_execution(bundle: Bundle, options: TrainingOptions, idle: Usage) -> ExecutionPlan:
-    """Plan how this device trains `bundle`: in the device's form if it fits, else in plain form.
+    """Plan how this device trains `bundle`: in the device's form if this form fits, else plain.
 
     Args:
         bundle: The bundle as it was opened.

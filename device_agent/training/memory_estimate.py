@@ -116,7 +116,7 @@ def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
 def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[str], set[str]]]:
     """Yield each set of signatures that are open together during the schedule.
 
-    Each set comes with the names of the state tensors that are in memory in addition.
+    Each set comes with the names of the state tensors that are also in memory.
     """
     for instruction in manifest.schedule:
         if isinstance(instruction, Record | Initialise):

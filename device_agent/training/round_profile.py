@@ -41,7 +41,7 @@ class RoundProfile:
             threads: Threads of the runtime; 0 for one per core.
             seconds: Durations of the training batches. The first includes the runtime's warm-up, so
                 it is reported separately. The median includes the first batch only if there is no
-                other.
+                other batch.
 
         Returns:
             The profile; None if this process trained no batch.

@@ -2,8 +2,8 @@
 
 Each module holds one group of operators as `DECOMPOSITIONS`, a dict from operator to function.
 Start with `activation.py`, the shortest one. Operators that PyTorch decomposes well (elementwise
-derivatives, softmax) come from its core table. A decomposition that only one runtime needs does not
-belong in this table: the writer for that runtime passes it to `trace`.
+derivatives, softmax) come from PyTorch's core table. A decomposition that only one runtime needs
+does not belong in this table: the writer for that runtime passes it to `trace`.
 """
 
 from functools import cache
@@ -62,5 +62,5 @@ core_decompositions = cache(core_aten_decompositions)
 
 
 def table() -> dict[Any, Decomposition]:
-    """PyTorch's core decompositions, overridden by those of this package."""
+    """PyTorch's core decompositions, overridden by the decompositions of this package."""
     return {**core_decompositions(), **merge(GROUPS)}

@@ -87,7 +87,7 @@ def weights(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
-    """Repeat heads of keys or values so that each head of `query` has one."""
+    """Repeat heads of keys or values, so that there is one for each head of `query`."""
     times = query.shape[1] // part.shape[1]
     if times == 1:
         return part
@@ -97,7 +97,7 @@ def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
 
 
 def sum_shared(grad: Tensor, part: Tensor) -> Tensor:
-    """Compute the gradient of `part` from that of `repeat_heads(part)`: sum over repeated heads."""
+    """Turn the gradient of `repeat_heads(part)` into that of `part`: sum over repeated heads."""
     times = grad.shape[1] // part.shape[1]
     if times == 1:
         return grad

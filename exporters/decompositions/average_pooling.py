@@ -68,7 +68,7 @@ def windows(
 
 
 def several(sizes: Sequence[int], axes: int) -> list[int]:
-    """Repeat a size for each axis if there is only one."""
+    """Repeat a single size for each axis."""
     return list(sizes) * axes if len(sizes) == 1 else list(sizes)
 
 

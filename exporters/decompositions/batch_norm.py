@@ -1,6 +1,6 @@
 """Batch normalisation, forward and backward, in plain arithmetic.
 
-The running variance of ONNX's BatchNormalization is biased, that of PyTorch is unbiased. Therefore
+The running variance of ONNX's BatchNormalization is biased, and PyTorch's is unbiased. Therefore
 statistics are computed here, so that the runtime's definition does not matter.
 """
 

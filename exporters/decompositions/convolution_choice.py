@@ -1,4 +1,4 @@
-"""Rewrite plain convolutions as transposed ones, or the reverse, if that is faster."""
+"""Rewrite plain as transposed convolutions, or the reverse, if the other kind is faster."""
 
 import math
 from dataclasses import replace
@@ -75,7 +75,7 @@ def cut_and_padded(
 def untransposed(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int]
 ) -> Tensor:
-    """Compute a transposed convolution in one or two spatial dimensions as a plain one of stride 1.
+    """Compute a transposed convolution in one or two dimensions as a plain convolution of stride 1.
 
     `x` is (N, A, *in), `weight` (A, B / groups, *kernel). Returns NotImplemented for three
     dimensions.
@@ -149,7 +149,7 @@ def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]
 def other_padding(weight: Tensor, window: Window) -> list[int]:
     """The padding dilation * (kernel - 1) - padding.
 
-    With this padding, a plain convolution replaces a transposed one, or the reverse.
+    With this padding, a plain convolution replaces a transposed convolution, or the reverse.
     """
     sizes = zip(window.dilation, weight.shape[2:], window.padding, strict=True)
     return [d * (int(k) - 1) - p for d, k, p in sizes]

@@ -73,7 +73,7 @@ def scatter_reduce(
 def masked_write(
     x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """`x` with one value where a mask of its first axes is true.
+    """Write one value into `x` where a mask is true. The mask covers the first axes of `x`.
 
     Returns NotImplemented for other indices.
     """

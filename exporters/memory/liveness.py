@@ -179,8 +179,9 @@ def execution_order(
 
     `read` maps each node to the values that it reads; by default, `reads` finds them.
 
-    The order comes from a depth-first search that starts at the final nodes, the last one first. Of
-    the nodes that produce a node's inputs, the search first visits the last node in the file.
+    The order comes from a depth-first search that starts at the final nodes, from the last to the
+    first. Of the nodes that produce a node's inputs, the search first visits the last node in the
+    file.
     """
     # ONNX Runtime turns Constant nodes into initializers before it orders the other nodes.
     read = read or {node: tuple(reads(node)) for node in graph}

@@ -4,8 +4,8 @@ The arena requests regions, each twice as large as the previous region. It divid
 blocks, and keeps them until the session ends. The total depends on the order of all requests, so
 this module replays them block by block. A block goes into the smallest gap that is large enough.
 The rest of the gap becomes a new gap only if it is at least as large as the block. Of equal gaps,
-the arena uses the one at the lowest address. On Linux, small regions lie below large ones, and each
-large region lies below the previous large one. All sizes are in bytes.
+the arena uses the gap at the lowest address. On Linux, small regions lie at lower addresses than
+large regions, and each large region lies below the previous large region. All sizes are in bytes.
 """
 
 from bisect import insort

@@ -157,9 +157,9 @@ def evaluate(expression: Expression, batch: int) -> Any:
 def arena_bytes(buffers: Iterable[Buffer]) -> int:
     """The size of the memory into which LiteRT and XNNPACK put `buffers`, in bytes.
 
-    Both place the largest buffer first. Each buffer goes into the smallest sufficient gap between
-    the buffers that are alive at the same time. Without such a gap, the buffer goes behind all
-    others.
+    Both libraries place the largest buffer first. Each buffer goes into the smallest sufficient gap
+    between the buffers that are alive at the same time. Without such a gap, the buffer goes behind
+    all others.
     """
     # Rows (offset, end, birth, death), sorted by offset, so that gaps lie between neighbours.
     placed = np.empty((0, 4), np.int64)

@@ -1,1 +1,1 @@
-"""What a model is trained for: built-in losses, weighted sums of them, and the user's own."""
+"""What a model is trained for: built-in losses, their weighted sums, and the user's own losses."""

@@ -49,9 +49,9 @@ def of_one_output(name: str, loss: BuiltIn, outputs: Parts) -> Objective:
 def sum_of_heads(heads: Sequence[Head], outputs: Parts) -> Objective:
     """The objective that minimises the weighted sum of the losses of several outputs.
 
-    The labels are an array for each output, with its name, packed into one. Metrics are the loss of
-    each output, the accuracy of each output with classes, and the mean absolute error of each
-    regression.
+    The labels are one packed array, with a part for each output, which has the output's name.
+    Metrics are the loss of each output, the accuracy of each output with classes, and the mean
+    absolute error of each regression.
     """
     goals = {head.output: _goal(head, outputs) for head in heads}
     labels = [labels_part(name, goal.labels) for name, goal in goals.items()]
@@ -96,7 +96,7 @@ def labels_part(name: str, labels: LabelRule) -> Part:
 
 
 def with_meaning(outputs: Parts, labels: Mapping[str, LabelRule]) -> tuple[Part, ...]:
-    """Add to each of `outputs` how it becomes probabilities."""
+    """Add to each output the rule by which it becomes probabilities."""
 
     def meaning(part: Part) -> Output | None:
         if part.name not in labels:

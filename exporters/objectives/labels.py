@@ -110,7 +110,7 @@ def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], F
 
 
 def rule_of_parts(parts: tuple[Part, ...]) -> LabelRule:
-    """The rule for arrays of labels that are packed into one."""
+    """The rule for arrays of labels that are packed into one array."""
     return LabelRule(None, (packed_size(parts),), "float32", parts=parts)
 
 

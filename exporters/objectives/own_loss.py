@@ -256,7 +256,7 @@ def record_loss(
 
 
 def as_returned(output: Tensor, outputs: Sequence[Part]) -> Any:
-    """The `outputs` in the form in which the model returns them, from one tensor."""
+    """Turn one packed tensor into the `outputs`, in the form in which the model returns them."""
     if len(outputs) > 1:
         return unpack(output, outputs)
     name = outputs[0].name

@@ -55,7 +55,7 @@ def numbers(node: Node) -> dict[str, list[int]]:
 
 
 def swapped_pads(node: Node) -> list[int]:
-    """Return the padding of the plain convolution that can replace `node`, a transposed one."""
+    """Return the padding of the plain convolution that can replace the transposed `node`."""
     window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
     spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
     return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]

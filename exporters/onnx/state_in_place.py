@@ -1,4 +1,4 @@
-"""Lets a training step write new weights and optimizer state over the old ones.
+"""Lets a training step write new weights and optimizer state over the old values.
 
 The memory of the old value may be overwritten once every node that reads it has run. That is
 certain only if the node that computes the new value depends on all these nodes. A weight's gradient
@@ -86,7 +86,7 @@ class Order:
     def finish_layer_by_layer(
         self, results: Sequence[ir.Value], labels: Sequence[ir.Value]
     ) -> None:
-        """Let the nodes that compute `results` run as soon as the gradients they need are known.
+        """Let the nodes that compute `results` run as soon as their gradients are known.
 
         ONNX Runtime takes the last node of the file that no other node reads, and first runs all
         nodes on which this node depends. So the updates of the last layers, whose gradients are

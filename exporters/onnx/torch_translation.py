@@ -166,7 +166,7 @@ def exported(graph: GraphModule) -> ExportedProgram:
 
 
 def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
-    """Turn tensors stored in `graph` into inputs before `first`; return the inputs by name."""
+    """Turn tensors stored in `graph` into inputs before the input `first`; return them by name."""
     bodies = dict(graph.named_children())
     mode = first.meta["val"].fake_mode
     lifted: dict[str, Node] = {}

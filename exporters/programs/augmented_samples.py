@@ -28,7 +28,7 @@ def augmented(x: Tensor, augmentations: Sequence[Augmentation], seed: Tensor) ->
 
 
 def changed(x: Tensor, given: Augmentation, seed: Tensor, site: int) -> Tensor:
-    """Change each sample of `x` by one augmentation, with the draws `site` and `site` + 1."""
+    """Change each sample of `x` by one augmentation, by random draws `site` and `site` + 1."""
     if given.kind in ("flip", "flip-vertical"):
         axis = -1 if given.kind == "flip" else -2
         return torch.where(whole_numbers(x, 2, seed, site) == 1, x.flip([axis]), x)
@@ -57,7 +57,7 @@ def whole_numbers(x: Tensor, count: int, seed: Tensor, site: int) -> Tensor:
 
 
 def shifted(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Move each sample: element i along `axis` becomes element i + `places`, or 0 outside."""
+    """Move each sample by `places` elements along `axis`; zeros fill the gap."""
     size = x.shape[axis]
     steps = torch.arange(size)
     offsets = steps - steps.unsqueeze(1)  # (size, size): column - row

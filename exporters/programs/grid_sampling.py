@@ -17,8 +17,8 @@ def grid_sample(
 ) -> Any:
     """Sample `x` (N, C, H, W) at the points `grid` (N, h, w, 2) between -1 and 1: (N, C, h, w).
 
-    `func` is called for other modes than bilinear and nearest, other padding than zeros and the
-    border, and for volumes.
+    `func` computes all other cases: modes except bilinear and nearest, padding except zeros and
+    border, and volumes.
     """
     if x.dim() != 4 or mode not in (BILINEAR, NEAREST) or padding not in (ZEROS, BORDER):
         return func(x, grid, mode, padding, align_corners)

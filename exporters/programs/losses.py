@@ -1,4 +1,4 @@
-"""Losses of a model's output against its labels, predicted classes, and how many are correct.
+"""Losses of a model's output and its labels, predicted classes, and counts of correct predictions.
 
 Logits have a class axis, and one label for each position of the other axes:
 
@@ -126,7 +126,7 @@ def cross_entropy(
         logits: Logits with a class axis.
         labels: The class at each position.
         smoothing: The share s of each label that is spread over all C classes evenly (Szegedy et
-            al. 2016): its term is (1 - s) * -log p[label] + s / C * sum_c -log p[c].
+            al. 2016): the label's term is (1 - s) * -log p[label] + s / C * sum_c -log p[c].
         weights: A weight w for each class. Each -log p[c] is multiplied by w[c], and the sum over
             the positions is divided by the sum of w[label]. Empty if all classes count the same.
     """
@@ -301,8 +301,8 @@ def count_correct(predicted: Callable[[Tensor], Tensor], logits: Tensor, labels:
 def likeliest_classes(logits: Tensor) -> Tensor:
     """argmax(logits): the predicted class at each position.
 
-    As in argmax, the first of equal logits wins. If a logit is not a number, the result is no
-    class: the number of classes. Every runtime has the operators used here.
+    As in argmax, the first of equal logits wins. If a logit is nan, the result is the number of
+    classes, which is no class. Every runtime has the operators used here.
     """
     axis = class_axis(logits.dim())
     classes = logits.shape[axis]

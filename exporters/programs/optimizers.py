@@ -166,8 +166,9 @@ class Adam:
 class Proximal:
     """FedProx (Li et al., eq. 2): `optimizer` minimises the loss plus strength / 2 * ||p - p_0||^2.
 
-    p_0 are the parameters that the device received. These are not kept. Instead, the state holds p
-    - p_0 (`moved`), which starts as zeros in every round, like all optimizer state.
+    p_0 are the parameters that the device received. These are not kept. Instead, the state holds
+    the difference p - p_0 (`moved`), which starts as zeros in every round, like all optimizer
+    state.
 
     Attributes:
         optimizer: The inner optimizer.

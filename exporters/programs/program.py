@@ -58,10 +58,10 @@ class JointTrace:
     """Signatures that begin with the same computation, and so are traced at once.
 
     Attributes:
-        signature: Its inputs and outputs include those of all these signatures.
+        signature: Its inputs and outputs include the inputs and outputs of all these signatures.
         functions: The functions of these signatures. A signature with another function is traced
             alone.
-        waiting: Graphs that were traced for one signature and wait for the next, with the
+        waiting: Graphs that were traced for one signature and wait for the next signature, with the
             decompositions that they were traced with.
     """
 
@@ -194,8 +194,8 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
 def inference_program(program: Program) -> Program:
     """Return the program that only predicts, with frozen weights.
 
-    The result has the signature `predict`, and before that the stages that record what `predict`
-    reads.
+    The result has the signature `predict`, and before it the stages that record the inputs of
+    `predict`.
     """
     stages = tuple(i for i in program.schedule if isinstance(i, Record))
     names = {*(stage.signature for stage in stages), PREDICT}
@@ -298,7 +298,7 @@ def state_in(entry: TensorEntry) -> Port:
 def state_out(entry: TensorEntry) -> Port:
     """Output port for the new value of the tensor `entry`.
 
-    Its name ends in `+`, because inputs and outputs of a graph need different names.
+    The port's name ends in `+`, because inputs and outputs of a graph need different names.
     """
     return Port(
         name=f"{entry.name}+", kind="state", dtype=entry.dtype, shape=entry.shape, state=entry.name

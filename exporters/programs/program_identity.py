@@ -91,7 +91,7 @@ def figures_key(graph: bytes, batch: int) -> str:
 
 
 def loss_code(goal: Objective) -> str:
-    """A text for what the user's own loss computes: the versions that recorded it, and a key.
+    """Two words for what the user's own loss computes: the versions that recorded it, and a key.
 
     The second word changes only if the loss changes. Compare the second words only if the first
     words are equal: other versions, for example of torch, may record the same loss with other
@@ -137,7 +137,7 @@ class Walk:
         yield from self.contents(value)
 
     def contents(self, value: Any) -> Iterator[str]:
-        """Yield the description of what `value` contains. The type of `value` decides how."""
+        """Yield the description of the content of `value`, in a form that depends on its type."""
         if isinstance(value, Tensor):
             yield from tensor_parts(value)
         elif isinstance(value, GraphModule):
@@ -217,7 +217,7 @@ class Walk:
         yield from self.mapping(fields)
 
     def place(self, value: Any) -> str:
-        """Return module and name of a function or class. Adds our own package to `packages`."""
+        """Return module and name of a function or class. Adds packages of our own to `packages`."""
         package = package_of(value)
         if package in OWN:
             self.packages.add(package)

@@ -64,8 +64,8 @@ def output_node(graph: GraphModule) -> Node:
 def attributes_with_gradient(graph: GraphModule, outputs: frozenset[int] | None = None) -> set[str]:
     """The parameters and buffers, by name, that get a gradient from the output of `graph`.
 
-    If the output packs several outputs, `outputs` has the indices of those that a loss takes; None
-    means all. A tensor that is not used gets no gradient (None in PyTorch, not zero). The same
+    If the output packs several outputs, `outputs` has the indices of the outputs that a loss takes;
+    None means all. A tensor that is not used gets no gradient (None in PyTorch, not zero). The same
     holds if its values reach the output only through `detach`, `torch.no_grad` or integers.
     """
     last = output_node(graph)

@@ -1,6 +1,6 @@
 """Builds the signatures that families combine: train, evaluate, predict, record activations.
 
-Each signature runs a recorded graph and replaces its tensors by those of the device's state.
+Each signature runs a recorded graph and replaces its tensors by tensors of the device's state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = same_nam
         graph: A recorded graph.
         tensors: The device's state. The graph's own tensors replace missing tensors.
         x: A batch of samples.
-        names: Maps the graph's names to those in `tensors`.
+        names: Maps the graph's names to the names in `tensors`.
 
     Returns:
         The output of the graph.
@@ -212,7 +212,7 @@ def forward_signature(
 
     Args:
         name: Name of the signature.
-        graph: A recorded inference graph, or a part of one.
+        graph: A recorded inference graph, or a part of such a graph.
         sample_shape: Shape of one sample, without the batch.
         reads: Tensors of the device's state that the graph reads.
         names: Maps the graph's names of tensors to those in the device's state.
@@ -243,9 +243,9 @@ def prediction_signatures(
 ) -> tuple[ProgramSignature, ProgramSignature]:
     """Build a prediction and an evaluation: (x, y, state) -> the loss and other measures, float32.
 
-    The prediction is that of `forward_signature`. Both signatures are traced at once. The loss is
-    the mean over the labels that are not IGNORED; `correct` is the number of these labels that are
-    predicted correctly. Other measures are those of `Objective.measures`.
+    `forward_signature` makes the prediction. Both signatures are traced at once. The loss is the
+    mean over the labels that are not IGNORED; `correct` is the number of these labels that are
+    predicted correctly. `Objective.measures` has the other measures.
 
     Args:
         graph: The recorded inference graph.

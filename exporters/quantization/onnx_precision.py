@@ -134,7 +134,7 @@ def holds_graph(node: NodeProto) -> bool:
 
 
 def shorten_names(model: ModelProto) -> None:
-    """Give numbers as names to all values of `model` but its inputs and outputs."""
+    """Rename all values of `model` to numbers, except its inputs and outputs."""
     graph = model.graph
     fixed = {"", *(value.name for value in (*graph.input, *graph.output))}
     short: dict[str, str] = {}
@@ -151,7 +151,7 @@ def shorten_names(model: ModelProto) -> None:
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Hold back the quantizer's log lines, which advise to do what `optimized` has done."""
+    """Hold back the quantizer's log lines. They advise a step that `optimized` has already done."""
     root = logging.getLogger()
     before, root.level = root.level, logging.ERROR
     try:

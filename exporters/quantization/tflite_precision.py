@@ -67,7 +67,7 @@ def with_int8(graph: bytes, signature: str, name: str, samples: np.ndarray) -> b
 def widen(
     ranges: dict[str, dict[str, np.ndarray]], others: Mapping[str, Mapping[str, np.ndarray]]
 ) -> None:
-    """Widen `ranges` of tensors, so that they include those of `others`.
+    """Widen `ranges` of tensors, so that they include the ranges in `others`.
 
     The quantizer itself takes moving averages over batches. Activations of later batches would then
     be cut off if they exceed those of the first batch.

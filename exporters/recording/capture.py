@@ -208,8 +208,8 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
     """Choose the training output of a model that returns a single tensor in inference.
 
-    Networks with auxiliary outputs return several in training. The chosen output is `logits`, or
-    else the first output.
+    Networks with auxiliary outputs return several outputs in training. The chosen output is
+    `logits`, or else the first output.
 
     Raises:
         ModelError: This output does not have the shape of the output in inference.

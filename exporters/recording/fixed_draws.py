@@ -1,7 +1,8 @@
 """Fixes the random numbers that a model draws when it predicts.
 
-A prediction has no seed: it uses the same numbers in each call and for each sample. So it depends
-neither on the other samples of a batch nor on the sample's place in it.
+A prediction has no seed: it uses the same numbers in each call and for each sample. So the
+prediction for a sample depends neither on the other samples of the batch nor on the sample's place
+in the batch.
 """
 
 import torch

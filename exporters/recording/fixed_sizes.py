@@ -76,7 +76,7 @@ class FixedSizes:
 
 
 def is_limiting(condition: Any) -> bool:
-    """Whether the sympy `condition` on one symbol, the number of samples, fails for a batch."""
+    """Whether the sympy `condition` on one symbol, the number of samples, fails for some batch."""
     symbols = list(condition.free_symbols)
     return len(symbols) == 1 and any(
         condition.subs(symbols[0], batch) == False  # noqa: E712 (sympy's own false)

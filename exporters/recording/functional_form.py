@@ -1,4 +1,4 @@
-"""Replaces the in-place writes of a recorded graph by new values, so that it can be cut anywhere.
+"""Replaces the in-place writes of a recorded graph by new values, to cut the graph anywhere.
 
 `relu_(x)` changes x and every view of x. Afterwards the graph computes y = relu(x) instead. Nodes
 that read x or a view of x after the write then read y or the same view of y. A write through a
@@ -54,12 +54,12 @@ class NoFunctionalForm(Exception):  # noqa: N818 - users never see it
 
 
 def make_functional(module: GraphModule, kept: Collection[str]) -> None:
-    """Replace the in-place writes of `module`, except those into own tensors that must not change.
+    """Replace the in-place writes of `module`, except writes into own tensors that must not change.
 
     Args:
         module: A recorded graph. The graph stays unchanged if one of its writes has no functional
             form.
-        kept: The names of the own tensors that may change: those that are saved, but not trained.
+        kept: The names of the own tensors that may change: tensors that are saved but not trained.
     """
     copied, twins = Graph(), dict[Node, Node]()
     copied.output(copied.graph_copy(module.graph, twins))
@@ -80,8 +80,8 @@ class Writes:
     """Replaces the in-place writes of `graph`, from the first node to the last.
 
     The version of a memory is the number of writes into it so far. For each node, this class notes
-    which node now holds its value, and of which version this value is. If the memory has been
-    written since, views of it are computed again.
+    the node that now holds the value, and the version of this value. If the memory has a newer
+    version, views of the memory are computed again.
 
     Attributes:
         pending: The writes to replace.
@@ -262,7 +262,7 @@ def memory_of(node: Node) -> int | None:
 
 
 def without_write(target: Any) -> Any:
-    """The operator that computes the same as `target`, which writes; None if there is none.
+    """The operator that computes the same as `target` but does not write; None if there is none.
 
     Its overload may have another name, such as pow.Tensor_Scalar for pow_.Scalar.
     """

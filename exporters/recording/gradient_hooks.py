@@ -29,9 +29,9 @@ def watched(hook: Callable[[Tensor], Any], line: str) -> Callable[[Tensor], None
         changed = hook(gradient)
         if changed is not None and not changed.equal(gradient):
             raise ModelError(
-                "A hook changes a gradient{place}, and a recording has no hooks. Leave it out, or "
-                "write what is computed so that it has this gradient: the gradient of h * 0.1 + (h "
-                "* 0.9).detach() is a tenth of that of h.",
+                "A hook changes a gradient{place}, and a recording has no hooks. Leave the hook "
+                "out, or write the computation so that it has this gradient. For example, the "
+                "gradient of h * 0.1 + (h * 0.9).detach() is a tenth of the gradient of h.",
                 code="model.gradient-hook",
                 place=source_lines.parenthesized(line),
             )

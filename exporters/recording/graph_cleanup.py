@@ -42,7 +42,7 @@ def use_first_names(graph: GraphModule, tensors: Mapping[str, Tensor]) -> None:
     """Let `graph` read each of the model's `tensors` by its first name.
 
     Of several names, torch records the last. It records a constant for a parameter that the model
-    reads from a Python list or dictionary, or from a module in one.
+    reads from a Python list or dictionary, or from a module in such a container.
     """
     read = graph.graph.find_nodes(op="get_attr")
     others = {name: attribute(graph, name) for name in constants_of(graph) if name not in tensors}
@@ -97,8 +97,8 @@ def clean_up(graph: GraphModule) -> None:
 def fill_with_zeros(graph: GraphModule) -> None:
     """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
-    In the graph, filling makes a copy, which would read the reserved memory. Random draws do not
-    read the reserved memory, so they keep it.
+    In the graph, filling becomes a copy, and this copy would read the reserved memory. Random draws
+    do not read the reserved memory, so they keep it.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
@@ -188,7 +188,7 @@ def is_empty(value: Tensor) -> bool:
 
 
 def fix_eps(norm: Node) -> None:
-    """Set the `eps` of the root mean square norm `norm`, if it has none, to that of float32.
+    """If the root mean square norm `norm` has no `eps`, give it the `eps` of float32.
 
     By default, PyTorch uses the `eps` of the number type. In float64, the same norm would then give
     other results.
@@ -368,5 +368,5 @@ def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
 
 
 def is_wide(value: Tensor) -> bool:
-    """Whether devices have no numbers of the type of `value`: float64 and complex numbers."""
+    """Whether `value` has a type that devices lack: float64 or complex."""
     return value.dtype == torch.float64 or value.is_complex()

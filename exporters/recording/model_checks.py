@@ -370,7 +370,7 @@ def drawn_by(node: Node) -> dict[str, str]:
 
 
 def check_writes(training: GraphModule, inference: GraphModule, kept: Collection[str]) -> None:
-    """Raise ModelError if the model changes a tensor of its own that must stay as it is.
+    """Raise ModelError if the model changes one of its tensors that must stay unchanged.
 
     In training, the model may change the tensors in `kept`. In a prediction, it may change none.
     """

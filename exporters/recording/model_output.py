@@ -13,12 +13,12 @@ from exporters.programs.output_parts import PREFERRED, pack_outputs
 
 @dataclass(frozen=True)
 class OutputForm:
-    """The outputs of a model: those of its returned values that a loss can take.
+    """The outputs of a model: the returned values that a loss can take.
 
     Attributes:
         parts: The outputs in the order in which the model returns them. Outputs in dictionaries and
-            named tuples are named by their keys and fields, others are numbered from "0". A single
-            tensor has the name "".
+            named tuples are named by their keys and fields, other outputs are numbered from "0". A
+            single tensor has the name "".
         left_out: For each other value, by name, the reason why it is not an output.
         in_training: If the model returns further outputs in training mode, the name by which the
             only output is found among them.

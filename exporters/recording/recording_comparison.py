@@ -77,8 +77,8 @@ def original_results(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The output of `model` for `x`, gradients by parameter, and its tensors afterwards.
 
-    The gradients are those of the sum of all output numbers, each times a random weight. They are
-    computed in training mode alone.
+    The gradients are of one number: the sum of all output numbers, each times a random weight. They
+    are computed only in training mode.
     """
     # A copy: running the model updates the statistics of its batch norms.
     original = twin_of(model, captured.buffers).train(training)
@@ -125,9 +125,10 @@ def check_padded_length(model: nn.Module, x: Tensor) -> None:
         for output in outputs
     ):
         raise ModelError(
-            "The model's output for a sample depends on the longest sequence of its batch, to "
-            "which pad_packed_sequence pads. Pass the number of steps to this function: "
-            "total_length=x.shape[1], or x.shape[0] for a layer without batch_first.",
+            "The model's output for a sample depends on the longest sequence of the batch, because "
+            "pad_packed_sequence pads to its length. Pass the number of steps to "
+            "pad_packed_sequence: total_length=x.shape[1], or x.shape[0] for a layer without "
+            "batch_first.",
             code="model.padded-length",
         )
 
@@ -276,8 +277,8 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
         else "Say which ids there are"
     )
     return ModelError(
-        "The model takes numbers of its samples as ids, but random samples hold ids that it does "
-        "not have{place}. {remedy}: give --input-range LOW:HIGH, or --example FILE with real "
+        "The model takes numbers of its samples as ids, but random samples hold ids that the model "
+        "does not have{place}. {remedy}: give --input-range LOW:HIGH, or --example FILE with real "
         "samples. In Python use set_input_range; in a federation's file set input_range or "
         "example.",
         code="model.ids-out-of-range",
@@ -288,7 +289,7 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
 
 
 def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
-    """The outputs of `model` for `x` as one tensor. Raises ModelError unless finite float32."""
+    """The outputs of `model` for `x` as one tensor. Raises ModelError unless finite and float32."""
     try:
         with SeededBernoulli(0), uniform_draws(), as_on_devices():
             output = outputs.pack(model(x))

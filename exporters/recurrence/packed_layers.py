@@ -35,7 +35,7 @@ def mask_of_steps(steps: int, lengths: Tensor) -> Tensor:
 def unrolled(cell: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
     """Build the operator that runs `cell`, such as torch.gru_cell, step by step.
 
-    Tracing replaces this operator by loops. Everything else runs it step by step.
+    Tracing replaces this operator by loops. Other code runs the operator step by step.
     """
 
     def run(

@@ -84,7 +84,7 @@ def lstm_backward(
 
 
 def lstm_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
-    """Gradients of an LSTM's loop; those of weights and bias are sums over time and batch."""
+    """Gradients of an LSTM's loop. For weights and bias, they are sums over time and batch."""
     d_h, d_c, *d_read = gradients[:3]
     *gates, c, h = loop_run.results[3:]
     _, _, *bias = loop_run.constants

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 def convolution_for_products(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int] | None
 ) -> Tensor:
-    """Rewrite transposed and grouped convolutions; NotImplemented for those that TFLite has.
+    """Rewrite transposed and grouped convolutions; NotImplemented for kinds that TFLite has.
 
     TFLite has convolutions of one group, and of one input channel per group.
     """

@@ -98,8 +98,8 @@ def convolution(
     """A convolution with one or two spatial dimensions.
 
     The convolution has one group, or one group per input channel: `grouped_convolutions.py`
-    rewrites others. Padding is a separate operator, unless TFLite's SAME is the same padding and
-    the weights are constants.
+    rewrites other convolutions. Padding is a separate operator, unless TFLite's SAME is the same
+    padding and the weights are constants.
     """
     if transposed or len(x.shape) not in (3, 4):
         raise UnsupportedError("a transposed or three-dimensional convolution")
@@ -136,7 +136,7 @@ def convolution(
 
 
 def is_same(size: int, kernel: int, stride: int, dilation: int, padding: int) -> bool:
-    """Whether `padding` on both sides of an axis of `size` pixels gives what TFLite's SAME gives.
+    """Whether `padding` on both sides of an axis of `size` pixels equals TFLite's SAME padding.
 
     SAME gives ceil(size / stride) results. SAME pads only as much as these results need, half of
     the padding in front.

@@ -30,10 +30,11 @@ aten = torch.ops.aten
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
     """dW as a sum over samples of (rows * O, positions) times (positions, columns * I).
 
-    Positions are those of the padded image's lines. The right factor holds, at each position, the
-    pixels of one kernel row side by side. The left factor holds one copy of `grad` per kernel row,
-    shifted down by the lines between that row and the first. If the vertical stride is above 1,
-    each kernel row has its own product. Groups are computed as if they were samples.
+    Positions are the places of pixels in the lines of the padded image. The right factor holds, at
+    each position, the pixels of one kernel row side by side. The left factor holds one copy of
+    `grad` per kernel row, shifted down by the lines between that row and the first. If the vertical
+    stride is above 1, each kernel row has its own product. Groups are computed as if they were
+    samples.
     """
     outputs, inputs, rows, columns = weight.shape
     if inputs == 1 < window.groups:
@@ -162,7 +163,7 @@ def slice_scatter(
     """`x` with a slice replaced by `part`: a concatenation with the elements before and after it.
 
     If `step` is above 1, zeros are put between the elements of `part`. A selection then takes these
-    elements at their positions, and those of `x` elsewhere.
+    elements at their positions, and the elements of `x` elsewhere.
     """
     if step == 1 and not start and (end is None or end >= sys.maxsize):
         return part
@@ -238,7 +239,7 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 def bucketize(
     x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
-    """The number of `boundaries` below each number of `x`; with `right`, equal ones count too."""
+    """The number of `boundaries` below (with `right`: not above) each number of `x`."""
     values = x.unsqueeze(-1)
     below = boundaries <= values if right else boundaries < values
     # float32 counts exactly, and every runtime adds it.

@@ -66,8 +66,8 @@ def to_subgraph(
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`.
 
-    A signature that trains comes first: only from the first signature can the agent read results
-    without a copy.
+    A signature that trains comes first, because the agent can read results without a copy only from
+    the first signature.
     """
     subgraphs, traced = {}, {}
     signatures = sorted(program.signatures, key=lambda signature: not signature.trains)
@@ -109,7 +109,7 @@ def inference_graphs(
 
 
 def inference_graph(signature: ProgramSignature, values: Mapping[str, Tensor], file: str) -> Graph:
-    """Lower `signature` to a file with the name `file`, which holds the tensors in `values`."""
+    """Lower `signature` to the file `file`, which also stores the tensors in `values`."""
     held = {port.name: values[port.state] for port in signature.inputs if port.state is not None}
     subgraph, traced = to_subgraph(signature, held)
     data = serialize({signature.name: subgraph}, DESCRIPTION)

@@ -2,7 +2,7 @@
 
 A WHILE copies everything that it carries in every pass, including the outputs of all steps. A call
 works on the tensors of its caller. So each step reads and writes separate tensors. These tensors
-are packed into one only if an operator other than a loop reads them.
+are packed into one tensor only if an operator other than a loop reads them.
 """
 
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ def cone_of(node: Node, is_known: Callable[[Node], bool], number: Mapping[Node, 
 
 
 def evaluated(module: GraphModule, cone: Cone, leaves: Values) -> tuple[Tensor, int]:
-    """Compute the value of a cone in float64 from those of its leaves.
+    """Compute the value of a cone in float64 from the values of its leaves.
 
     Returns the value, and the number of elements of the largest tensor that an operator reads.
     """
@@ -109,7 +109,7 @@ def results_of(module: GraphModule) -> list[Node]:
 def by_effort(module: GraphModule) -> list[int]:
     """The indices of the outputs of `module`. Outputs that need the fewest operators come first.
 
-    In this order, the last layers are updated first, so no gradient waits for all others.
+    In this order, the last layers are updated first, so no gradient waits for all other gradients.
     """
     bits: dict[Node, int] = {}
     for number, node in enumerate(module.graph.nodes):

@@ -1,4 +1,4 @@
-"""Compares each operator of an ONNX file and of its other forms with PyTorch's in float64.
+"""Compares each operator of an ONNX file and of its other forms with PyTorch in float64.
 
 The traced graph gives the values that a piece of a file reads. The piece runs in the runtime, and
 the same operators run in float64 on the same values. A piece that was compared before is left out.

@@ -31,7 +31,7 @@ class Piece:
         nodes: The indices of the file's nodes that compute `output`, in order.
         reads: The tensors that these nodes read. Each has the value of a node of the traced graph.
         constants: Names of the constants that these nodes read.
-        chooses: Whether a node computes full batches in another way.
+        chooses: Whether a node computes full batches in another way than other batches.
     """
 
     output: str
@@ -154,7 +154,7 @@ class OnnxFile:
 
 
 def without_outputs(node: NodeProto, names: Container[str]) -> NodeProto:
-    """Return `node` with new names for those of its outputs that are in `names`.
+    """Return `node` with new names for the outputs that are in `names`.
 
     A piece may need one output of a node and read another output as a known value.
     """
@@ -180,7 +180,7 @@ def names_read(node: NodeProto) -> Iterator[str]:
 
 
 def operation(node: NodeProto, reads: list[str]) -> Iterator[bytes]:
-    """Yield what `node` computes: operator, attributes, and which of its `reads` each input is."""
+    """Describe what `node` computes: operator, place of each input in `reads`, attributes."""
     yield f"{node.domain} {node.op_type}".encode()
     yield str([reads.index(name) if name else None for name in node.input]).encode()
     for attribute in sorted(node.attribute, key=lambda attribute: attribute.name):

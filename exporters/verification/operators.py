@@ -1,4 +1,4 @@
-"""Compares single operators in a runtime with PyTorch's in float64, on the same inputs.
+"""Compares single operators in a runtime with PyTorch's operators in float64, on the same inputs.
 
 Both sides compute an operator from the same values of its inputs. So rounding does not add up from
 operator to operator, and masks that depend on the sign of a value are equal on both sides.

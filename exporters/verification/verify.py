@@ -75,7 +75,7 @@ def verify(
         trace: Called to trace a signature again if its graph came from the cache and has no
             `traced`.
         seed: Fixes the random inputs. By default, a new seed is drawn; the verdict names it.
-        compared: Which operators of ONNX graphs earlier calls found to be right; see
+        compared: The operators of ONNX graphs that earlier calls found to be right; see
             `OnnxComparison`. These are not compared again, and newly compared operators are added.
 
     Returns:
@@ -256,7 +256,7 @@ class SignatureCheck:
         return shapes | {node: x.shape for node, x in zip(nodes, inputs, strict=True)}
 
     def formulas(self, step: Step, traced: TracedGraph, by_output: Mapping[int, float]) -> Verdict:
-        """The verdict on the traced graph's worst output, which names a wrong decomposition."""
+        """The verdict on the traced graph's worst output. It names a wrong decomposition."""
         number = max(by_output, key=by_output.__getitem__)
         output = self.signature.outputs[number].name
         verdict = self.verdict(output, by_output[number], TRACED_TOLERANCE)

@@ -1,8 +1,8 @@
 """The rate of one kind of operation at sizes that were not timed.
 
-For kinds with one size, rates are interpolated between the timings. For other kinds, the logarithm
-of the rate (seconds for each unit of work) is a plane over the logarithms of the sizes plus a
-Gaussian process. Near a timed size, the prediction is close to the timing. Far from all timed
+For kinds with one size, rates are interpolated between the timings. For other kinds, a plane over
+the logarithms of the sizes, plus a Gaussian process, predicts the logarithm of the rate (seconds
+for each unit of work). Near a timed size, the prediction is close to the timing. Far from all timed
 sizes, the prediction is on the plane.
 """
 

@@ -1,9 +1,9 @@
-"""The choice of a device's submodel: the strongest whose upper bounds are within every budget.
+"""Chooses a device's submodel: the strongest submodel with upper bounds within every budget.
 
 The functions are pure: they take candidates and budgets and return a plan. The strength of a
 submodel is the weight that the server gives its updates (FedHM eq. 2): the number in its spec, or
-the share of the global model that it trains. Between equally strong submodels, the one that needs
-less memory is better, then the one that needs less time.
+the share of the global model that it trains. Of equally strong submodels, the submodel that needs
+less memory is better, or if this is equal, less time.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     traffic: int
 
     def needs(self, resource: Resource) -> float | None:
-        """The upper bound of what the submodel needs of `resource`; None if unknown."""
+        """The upper bound of the submodel's need of `resource`; None if unknown."""
         if resource == "memory":
             return self.memory.upper
         if resource == "bandwidth":

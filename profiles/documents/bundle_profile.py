@@ -182,9 +182,9 @@ class Conditions(Struct, frozen=True, kw_only=True):
 class Method(Struct, frozen=True, kw_only=True):
     """How the figures were measured.
 
-    `source`: each phase in a separate process (`profile`), or during the training of a round
-    (`training`). `runs` are counted; the `warm_up_runs` before them are not. `threads` 0 means one
-    for each core. `arena` describes the memory settings of the runtime.
+    `source` is `profile` if each phase was measured in a separate process, and `training` if the
+    training of a round was measured. `runs` are counted; the `warm_up_runs` before them are not.
+    `threads` 0 means one for each core. `arena` describes the memory settings of the runtime.
     """
 
     source: Literal["profile", "training"]

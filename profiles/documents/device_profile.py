@@ -25,7 +25,7 @@ BUILT_IN = Path(__file__).parents[1] / "devices"
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The known figures of a device, in bytes, bits per second and hertz.
 
-    `load_device` returns a profile, and `plan` takes one. To describe your own device, run
+    `load_device` returns a profile, and `plan` takes a profile. To describe your own device, run
     `edgetailor-agent calibrate` there instead of filling in the fields.
 
     `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the

@@ -102,7 +102,7 @@ def machine_differences(machine: Machine, other: Machine) -> list[str]:
 def same_hardware(machine: Machine, other: Machine) -> bool:
     """Whether two machines agree in all fields that a software update cannot change.
 
-    If they agree, both may be one machine before and after an update.
+    If they agree, both may describe the same machine, before and after an update.
     """
     return not _differences(machine, other, HARDWARE)
 

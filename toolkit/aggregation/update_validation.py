@@ -199,7 +199,7 @@ def _check_group(
     if any(entry.part != entries[0].part for entry in entries):
         raise UpdateError(
             "{origin}: the factors of {parameter!r} are for different parts of this tensor. All "
-            "of them must be for the same part.",
+            "factors must be for the same part.",
             code="update.different-parts",
             parameter=name,
             origin=origin,

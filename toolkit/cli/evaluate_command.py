@@ -170,7 +170,7 @@ def _leave_one_out(options: EvaluateOptions) -> None:
     data = checked_data(options, config)
     if config.site:
         raise InputError(
-            "The model of a Flower site comes from the server, so its rounds cannot be aggregated "
+            "The model of a Flower site comes from the server, so the rounds cannot be aggregated "
             "again here. Leave out --leave-one-out.",
             code="evaluate.flower-site",
         )

@@ -182,8 +182,8 @@ def _content(path: Path) -> bytes | None:
 def _damaged(path: Path) -> InputError:
     return InputError(
         "{path} is damaged: it does not hold the token that this federation has. Put the file back "
-        "from a backup, or remove it and start again: this makes a new token, and copies of the "
-        "old one no longer work.",
+        "from a backup, or remove it and start again: then there is a new token, and copies of the "
+        "old token no longer work.",
         code="state.damaged-token",
         path=path,
     )

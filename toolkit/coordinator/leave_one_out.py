@@ -141,8 +141,8 @@ def kept_updates(folder: Path, round_: int) -> tuple[int, list[KeptUpdate]]:
     if len(updates) < saved.updates or not _all_there(blobs, updates):
         raise InputError(
             "The updates of round {round} are not kept. Set `keep_updates` in the federation's "
-            "file to a number from 1 to 3 and start `edgetailor serve` again: then so many of the "
-            "last rounds keep their updates.",
+            "file to a number from 1 to 3 and start `edgetailor serve` again, which then keeps the "
+            "updates of that many rounds.",
             code="round.updates-not-kept",
             round=round_,
         )

@@ -147,8 +147,8 @@ def changes_while_running(now: CoordinatorConfig, new: CoordinatorConfig) -> lis
         table = change.key.partition(".")[0]
         if table not in LIVE or (planned and table in ("training", "devices")):
             raise InputError(
-                "A new `{key}` is used when `edgetailor serve` starts: stop it, and start it again "
-                "with the changed file. Nothing was changed.",
+                "A new `{key}` takes effect only when `edgetailor serve` starts: stop `serve`, and "
+                "start it again with the changed file. Nothing was changed.",
                 code="settings.needs-restart",
                 key=change.key,
             )
@@ -202,8 +202,8 @@ def _refuse(key: Key, before: dict[Key, Any], config: CoordinatorConfig) -> None
     removed = key[0] == "devices" and key[1] not in [kind.name for kind in config.devices]
     name, value = ("devices", kinds) if removed else (".".join(key), before.get(key))
     raise InputError(
-        "{state} holds a federation with another `{key}`, which cannot change: set it back to "
-        "{value}, or set another `state` folder.",
+        "{state} holds a federation with another `{key}`, and this key cannot change: set it back "
+        "to {value}, or set another `state` folder.",
         code="state.other-federation",
         key=name,
         state=config.state,
@@ -235,8 +235,8 @@ def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -
     before = store.set_once("loss", code)
     if other_loss(before, code):
         raise InputError(
-            "{state} holds a federation whose loss {loss!r} computed something else: its code has "
-            "changed. Undo the change, or set another `state` folder.",
+            "The code of the loss {loss!r} has changed since the federation in {state} was "
+            "created. Undo the change, or set another `state` folder.",
             code="state.other-federation",
             key="training.loss",
             state=config.state,

@@ -86,7 +86,8 @@ class Cutter:
         if writing is not None:
             raise ModelError(
                 "The model writes in place ({operator} in {module!r}), so the values at a cut are "
-                "unknown and it cannot be sliced. Use the operator that returns a new tensor.",
+                "unknown and the model cannot be sliced. Use the operator that returns a new "
+                "tensor.",
                 code="model.cannot-slice",
                 operator=str(writing.target),
                 module=module_of(writing),
@@ -162,8 +163,8 @@ class Cutter:
         matches = [match for node in self.crossing(position) if (match := self._match(node))]
         if self._position_in_prediction(position) is None:
             raise ModelError(
-                "The model runs different operators in training and in prediction, so this cut "
-                "is not possible in both graphs. Cut it elsewhere.",
+                "The model runs different operators in training and in prediction, so this cut is "
+                "not possible in both graphs. Cut the model elsewhere.",
                 code="model.cannot-slice",
             )
         return tuple(matches)

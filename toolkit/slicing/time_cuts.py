@@ -124,8 +124,8 @@ def check_time_cut(cutter: Cutter, lstm: Node, skip: int, spec: str) -> None:
     for result in lstm.users:
         if result.args[1] == 0 and not all(selects_last_step(user) for user in result.users):
             raise SpecError(
-                "{spec!r}: the model reads the output of the LSTM at every step. Only a model "
-                "that reads its last output or its states can be cut along time.",
+                "{spec!r}: the model reads the output of the LSTM at every step. Only a model that "
+                "reads the LSTM's last output or states can be cut along time.",
                 code="spec.impossible-time-cut",
                 spec=spec,
             )

@@ -140,7 +140,7 @@ class TrainingConfig:
         if self.masked and self.loss.partition(",")[0] not in MASKABLE:
             raise InputError(
                 "masked sets the logits of absent classes to zero. The loss {loss!r} has no such "
-                "logits, or takes several outputs. Use only one of them.",
+                "logits, or takes several outputs. Use either masked or this loss.",
                 code="option.conflict",
                 options=["masked", "loss"],
                 loss=self.loss,

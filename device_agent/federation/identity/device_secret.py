@@ -1,4 +1,4 @@
-"""The secret with which a device makes its requests. The operator can ask for a new one."""
+"""The secret with which a device makes its requests. The operator can ask for a new secret."""
 
 import logging
 from secrets import token_urlsafe
@@ -21,7 +21,7 @@ class DeviceSecret:
 
     The device makes a new secret itself, and only sends its hash. It writes the new secret to its
     folder before it sends the hash. So a device that is killed at any moment has the secret that
-    the coordinator knows: the present one or the next one.
+    the coordinator knows: the present secret or the next secret.
 
     Args:
         folder: The state folder of a device that has joined.
@@ -36,7 +36,7 @@ class DeviceSecret:
         """Ask what to do now. If the operator wants a new secret, make one first.
 
         Raises:
-            AuthorisationError: The coordinator knows neither the secret nor the next one.
+            AuthorisationError: The coordinator knows neither the present nor the next secret.
         """
         work = self._ask()
         if work.new_secret and self._renew(work.new_secret):

@@ -87,9 +87,9 @@ def new_key(
         if clock.now() > change.until:
             raise TrustError(
                 "{url} has had a new key since {made}. Devices and join tokens with the earlier "
-                "key could follow until {until}; this device's clock says {clock}. Nothing was "
-                "changed. Join again with a new token of the operator: `edgetailor-agent join URL "
-                "--token-file FILE`.",
+                "key could change to the new key until {until}; this device's clock says {clock}. "
+                "Nothing was changed. Join again with a new token of the operator: "
+                "`edgetailor-agent join URL --token-file FILE`.",
                 code="trust.late-key",
                 url=url,
                 made=time_text(change.made),

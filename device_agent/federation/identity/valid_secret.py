@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
-    """Call `ask` with `identity`. If its secret is unknown, call `ask` with its next secret.
+    """Call `ask` with the present secret of `identity`, or with the next if the first is unknown.
 
-    This happens if the device was killed between two steps: sending the hash of the next secret,
-    and making the next secret its secret.
+    The present secret is unknown if the device was killed between two steps: sending the hash of
+    the next secret, and making the next secret the present one.
     """
     try:
         return ask(identity)

@@ -1,1 +1,1 @@
-"""A device and the releases of its federation: switching to one, its trials, and fine-tuning."""
+"""How a device handles the releases of its federation: trials, switching, and fine-tuning."""

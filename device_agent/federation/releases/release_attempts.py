@@ -1,4 +1,4 @@
-"""Gives up a task with a release after the system has killed the agent several times during it."""
+"""Gives up a task with a release if the system killed the agent several times during the task."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

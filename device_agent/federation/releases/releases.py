@@ -91,7 +91,7 @@ class Releases:
         self._attempts = ReleaseAttempts(folder.attempts)
 
     def follow(self, offer: ReleaseOffer | None) -> None:
-        """Do what `offer` asks for, unless it is done already, and report it.
+        """Do what `offer` asks for, unless this is done already, and report the result.
 
         Errors do not stop the rounds: they are logged, and the release is tried again later.
         """

@@ -29,6 +29,6 @@ that is planning submodels gives the same answer to the join of a device whose s
 planned yet. A request with this answer had no effect: send it again.
 
 A device is identified by the Ed25519 key pair that it generates, and it signs its join. It does not
-sign later requests: a signature would require reading the body of a streamed upload twice. Instead
-they contain the secret that the coordinator gave to the device.
+sign later requests: a signature would require reading the body of a streamed upload twice. Instead,
+later requests contain the secret that the coordinator gave to the device.
 """

@@ -45,13 +45,13 @@ class DeviceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEvaluation:
-    """How the devices of a kind judge two models: the received one, and their own after training.
+    """How the devices of a kind judge two models: the received model, and their own after training.
 
-    The figures are pooled: sums over the devices, divided once. `counted` is the number of labels
-    that count, and `loss` is the mean over these. `accuracy` and `correct` are None for a
-    regression. `rmse` and `mae` are None for other models. `metrics` are means over the samples,
-    computed by the loss. `rmse`, `mae` and `metrics` exist only for the received model. If the
-    devices did not train, the figures of their own models are None.
+    The figures are pooled: they are computed from sums over all devices. `counted` is the number of
+    labels that count, and `loss` is the mean over these labels. `accuracy` and `correct` are None
+    for a regression. `rmse` and `mae` are None for other models. `metrics` are means over the
+    samples, computed by the loss. `rmse`, `mae` and `metrics` exist only for the received model. If
+    the devices did not train, the figures of their own models are None.
     """
 
     devices: int
@@ -143,8 +143,8 @@ class HeldOutFigures:
 
     `classes` has the number of labels and of correct predictions of each class; it is None for a
     regression, for label sequences and above 1,000 classes. Only a regression has `rmse`, the root
-    of the mean squared error, and `mae`, the mean absolute error. `metrics` are means over the
-    samples that the loss computes, by name.
+    of the mean squared error, and `mae`, the mean absolute error. `metrics` are further figures
+    that the loss computes, by name, as means over the samples.
     """
 
     classes: list[tuple[int, int]] | None = None
@@ -241,8 +241,9 @@ class RoundResult:
 class SelectedDevices:
     """The open round of a federation that selects some devices for each round.
 
-    It has asked `asked` devices and closes with `goal` updates, of which `came` have come.
-    `not_needed` devices of round `last_round`, the last that closed, were too late to be needed.
+    The round has asked `asked` devices, and closes when `goal` updates have come; so far `came`
+    have come. In the last closed round, `last_round`, `not_needed` devices were too late: their
+    updates were not needed any more.
     """
 
     asked: int
@@ -277,7 +278,7 @@ class KeyFollowed:
 class Preparation:
     """The coordinator now prepares `submodel`, which is number `number` (from 1) of `total`.
 
-    `task` tells what it prepares: bundles of the next round, or the workloads for its plan.
+    `task` says what the coordinator prepares: bundles of the next round, or workloads for its plan.
     """
 
     task: Literal["bundles", "plan"]

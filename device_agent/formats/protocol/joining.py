@@ -17,7 +17,7 @@ class Invitation:
     `title`, `purpose` and `contact` are lines that the operator wrote. `rounds` is the number of
     rounds; with 0 there is no last round. A round takes at most `round_s` seconds. A device
     receives and sends `first_bytes` in its first round and `round_bytes` in each later round; both
-    are 0 while they are not known. `evaluation` is None unless the devices judge the models.
+    are 0 while they are unknown. `evaluation` is None unless the devices judge the models.
     `signature` is the coordinator's signature of `signed_work.invitation_text`; the public key
     `key` verifies it.
     """
@@ -41,9 +41,10 @@ class JoinRequest:
     `public_key` (32 bytes) and `signature` (64 bytes, over `join_text`) are raw Ed25519 values in
     base64. `timestamp` is the device's clock in seconds since 1970; the coordinator refuses a join
     whose timestamp is far from its own clock. `machine` has the fields of
-    `bundle_profile.Machine`. `profile` has those of `device_profile.DeviceProfile`; a coordinator
-    that plans submodels requires it. A second join with the same key returns the same device with a
-    new secret. Each signature is accepted once, so a second join needs another `timestamp`.
+    `bundle_profile.Machine`. `profile` has the fields of `device_profile.DeviceProfile`; a
+    coordinator that plans submodels requires it. A second join with the same key returns the same
+    device with a new secret. Each signature is accepted once, so a second join needs another
+    `timestamp`.
     """
 
     name: str
@@ -65,8 +66,8 @@ def join_text(token: str, public_key: str, timestamp: int) -> bytes:
 class JoinReply:
     """The device's id, its secret for all later requests, and its submodel.
 
-    `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps it
-    and trains only work that this key verifies. `preprocessing`, `sample_shape` and `label_type`
+    `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps this
+    key and trains only work that the key verifies. `preprocessing`, `sample_shape` and `label_type`
     are the same as in the later manifests, so that an owner can choose data before the first round.
     `arrays` are the names of the arrays of a file, if they are not `x` and `y`.
     """
@@ -87,8 +88,8 @@ class NewSecret:
 
     `challenge` is `new_secret` of the Work. `secret_sha256` is the SHA-256 of the new secret, in
     hexadecimal digits. `signature` is a signature of `secret_text` with the key of the join:
-    whoever knows only the old secret cannot make a new one. Once the coordinator has accepted this
-    answer, the old secret is void.
+    whoever knows only the old secret cannot make a new secret. Once the coordinator has accepted
+    this answer, the old secret is void.
     """
 
     challenge: Annotated[str, Meta(max_length=100)]

@@ -12,12 +12,12 @@ from profiles.errors import UpdateError
 class ReleaseOffer:
     """The release with which a device should predict: an inference bundle with the released model.
 
-    Releases are numbered from 1; `round` is the round whose model the release has. `files` are
-    those of the bundle. If `back`, the operator has withdrawn a later release, and the device
+    Releases are numbered from 1; `round` is the round whose model the release has. `files` are the
+    files of the bundle. If `back`, the operator has withdrawn a later release, and the device
     returns to this release without a trial. The number 0, without files, stands for no release.
-    With `evaluation` the device tries the release on these samples and reports counts. `issued` is
-    the time of the operator's last change, in seconds since 1970. `signature` is the coordinator's
-    signature of `signed_work.release_text`.
+    With `evaluation` the device tries the release on the samples that it keeps apart, and reports
+    counts. `issued` is the time of the operator's last change, in seconds since 1970. `signature`
+    is the coordinator's signature of `signed_work.release_text`.
 
     With `fine_tune` a device whose owner agrees trains the released model for this number of
     steps on its own samples, and keeps the better model. `training` are the files of the bundle
@@ -44,7 +44,7 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
         taken: Whether the device predicts with the offered release now.
         runs: The release with which the device predicts now; 0 if there is none.
         code: Error code of the reason why the release was not taken.
-        reason: This reason, without folder names.
+        reason: The same reason as a sentence, without folder names.
         before: Counts of the model that the device had. None if the federation does not evaluate
             on devices, or if there was no trial.
         after: Counts of the offered release. None in the same cases as `before`.

@@ -16,10 +16,10 @@ Way = Callable[[], Value]
 def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_batch: Way) -> Value:
     """Compute a value by `full` if `image` has `layout.batch` samples, else by `any_batch`.
 
-    `full` may work only for this number of samples. For example, it may treat each channel of each
-    sample as a channel of one image. If the graph accepts any number of samples, an If operator
-    holds the nodes of both ways and chooses one at run time. The result has this `shape`. Both ways
-    may read blocked forms of images; the blocked forms must exist before the call.
+    `full` may work only for this number of samples. For example, `full` may treat each channel of
+    each sample as a channel of one image. If the graph accepts any number of samples, an If
+    operator holds the nodes of both ways and chooses one at run time. The result has this `shape`.
+    Both ways may read blocked forms of images; the blocked forms must exist before the call.
     """
     batch = dims_of(image)[0]
     if batch is not None:

@@ -43,7 +43,7 @@ def convolves(layout: BlockedValues, node: Node) -> bool:
 def convolution(layout: BlockedValues, node: Node) -> bool:
     """Convert a convolution.
 
-    A transposed convolution becomes a plain one. For this, the input and output channels of its
+    A transposed convolution becomes a plain convolution: the input and output channels of the
     weight are exchanged, and the kernel is flipped.
     """
     image, weight, *bias = node.inputs

@@ -89,7 +89,7 @@ def like(
 def elementwise(layout: BlockedValues, node: Node) -> bool:
     """Convert an elementwise operator that reads an image.
 
-    Its other operands may be images, numbers, and vectors that repeat over all pixels.
+    The other operands may be images, numbers, and vectors that repeat over all pixels.
     """
     result = node.outputs[0]
     if not layout.fits(result):

@@ -6,7 +6,7 @@ if weights are constants. But a graph can contain the blocked operators. This mo
 bring weights into the layout, and images stay blocked from layer to layer.
 
 In the graph, a blocked tensor has the shape (N, C, H, W). Operators on single elements read it with
-this shape. Others read it reshaped to (N, C / b, H, W, b), which costs nothing.
+this shape. Other operators read it reshaped to (N, C / b, H, W, b), which costs nothing.
 """
 
 from collections.abc import Callable

@@ -25,7 +25,7 @@ class BlockedValues(GraphRewriting):
         block: Channels in a block.
         batch: The number of samples of a full batch. Other numbers are allowed, but may be slower.
         held: Values that are computed from constants alone.
-        images: The blocked form of each value that has one.
+        images: The blocked form of each value that has a blocked form.
         made_again: For inputs of the graph, a second blocked form, which the backward pass reads.
         dropped: Values whose plain form no node computes any more.
         restored: The plain form of each value that was computed from its blocked form.
@@ -73,7 +73,7 @@ class BlockedValues(GraphRewriting):
         """Return the blocked form of `value` for the backward pass.
 
         A graph input is in memory anyway. So its blocked form is computed a second time, which
-        needs less memory than keeping it.
+        needs less memory than keeping the first.
         """
         if not value.is_graph_input():
             return self.image(value)

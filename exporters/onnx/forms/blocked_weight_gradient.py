@@ -86,7 +86,7 @@ def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
 def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
     """The number of strips of rows into which to cut `kernel`, so that its parts fit the cache.
 
-    Each part has the numbers of `samples` samples. None if a plain convolution is faster.
+    Each part has as many numbers as `samples` samples. None if a plain convolution is faster.
     """
     _, outputs, high, wide = sizes_of(kernel)
     part = min(outputs, PART * layout.block) * high * wide * samples

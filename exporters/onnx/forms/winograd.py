@@ -7,7 +7,7 @@ image is cut into tiles of 4 x 4 pixels that overlap by two, and each tile d giv
 
 for a kernel g. For each of the 16 positions in a tile, one product of matrices computes the sums
 over channels for all tiles. A tile takes 16 multiplications instead of 36. The gradient of the
-weight, which also takes 16, is
+weight, which also takes 16 multiplications, is
 
     dg = G^T [(A dy A^T) * (B^T d B)] G,
 
@@ -119,7 +119,7 @@ class Winograd(GraphRewriting):
     def convolution(self, node: Node) -> bool:
         """Convert a convolution.
 
-        A transposed convolution becomes a plain one. For this, the input and output channels of its
+        A transposed convolution becomes a plain convolution: the input and output channels of the
         weight are exchanged, and the kernels are flipped.
         """
         image, weight, *bias = node.inputs

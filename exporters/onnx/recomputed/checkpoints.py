@@ -1,4 +1,4 @@
-"""Keeps few values of the forward pass; the backward pass computes the others again."""
+"""Keeps few values of the forward pass; the backward pass computes the other values again."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import takewhile

@@ -19,7 +19,7 @@ REPEATED = "_repeated"
 
 
 class ForwardPass:
-    """The nodes of a graph that its outputs `metrics` depend on, in the order of the file.
+    """The nodes of a graph on which its outputs `metrics` depend, in the order of the file.
 
     Sizes are in bytes. Reading them raises ExportError if a shape of the graph is not known.
     """

@@ -100,14 +100,14 @@ class Segments:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """The cuts whose checkpoints are at most as large as those of each neighbouring cut."""
+        """The cuts whose checkpoints are at most as large as those of both neighbouring cuts."""
         numbers = range(1, len(self.forward.nodes))
         widths = self.widths
         return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]
 
     @cached_property
     def widths(self) -> list[int]:
-        """For each n, the bytes that the nodes from n on read from nodes before n."""
+        """For each n, the bytes that node n and later nodes read from nodes before n."""
         change = [0] * (len(self.forward.nodes) + 1)
         for value, size in self.forward.sizes.items():
             first = self.forward.position[self.forward.producer_of(value)]

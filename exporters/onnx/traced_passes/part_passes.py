@@ -67,7 +67,7 @@ def cut_before_moving(graph: GraphModule) -> None:
 
 
 def concatenate_parts(graph: GraphModule) -> None:
-    """Replace a sum of tensors by one concatenation, if each is a part padded with zeros."""
+    """Replace a sum of tensors by one concatenation, if each tensor is a part padded with zeros."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         padded = [part_of(summand) for summand in summands(node)] if is_sum(node) else []
         parts = sorted((part for part in padded if part is not None), key=lambda part: part[:2])
@@ -99,9 +99,9 @@ def move_before_concatenating(graph: GraphModule) -> None:
 def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
     """Go back from `node` over operators that only move axes; return their source and the order.
 
-    These operators permute axes, or add or drop axes of size 1. The order says for each axis of
-    `node` which axis of the source it is. If `shared` is False, the search ends at a tensor that
-    has other readers, too.
+    These operators permute axes, or add or drop axes of size 1. For each axis of `node`, the order
+    has the number of the same axis of the source. If `shared` is False, the search ends at a tensor
+    that has other readers, too.
     """
     order: Order = list(range(len(shape_of(node))))
     first = node
@@ -163,7 +163,7 @@ def is_one(size: Size) -> bool:
 
 
 def summands(node: Node) -> list[Node]:
-    """The tensors that `node` adds up, including those of inner sums that only `node` reads."""
+    """The tensors that `node` adds up, and the summands of inner sums that only `node` reads."""
     tensors: list[Node] = []
     for given in cast(tuple[Node, Node], node.args):
         tensors += summands(given) if is_sum(given) and len(given.users) == 1 else [given]

@@ -13,8 +13,8 @@ aten = torch.ops.aten
 def refuse_negative_ids(graph: GraphModule) -> None:
     """Let the runtime fail where a number of a sample becomes a negative id.
 
-    PyTorch refuses negative ids. ONNX would count from the end of the table, and train the wrong
-    row. The agent itself checks samples that are integers, but not the columns of tables.
+    PyTorch refuses negative ids. ONNX would count from the end of the embedding table, and train
+    the wrong row. The agent itself checks integer samples, but not ids in columns of float samples.
     """
     ids: set[Node] = set()
     for node in graph.graph.nodes:

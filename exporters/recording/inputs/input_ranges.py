@@ -84,7 +84,7 @@ def with_inputs(model: Model, inputs: Inputs) -> Model:
 
 
 def checked_range(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype) -> InputRange:
-    """The range of the samples of `model`. Raises InputError unless such samples can have it."""
+    """The range of the samples of `model`. Raises InputError if it does not fit shape or type."""
     known = input_range_of(model)
     if known and not fits(known, math.prod(sample_shape)):
         raise InputError(
@@ -95,8 +95,8 @@ def checked_range(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype)
         )
     if dtype == "int64" and not all(i.whole and (i.low or 0) >= 0 for i in known):
         raise InputError(
-            "The model takes int64 samples, which are whole numbers of at least 0. The range of "
-            "its samples has other numbers. Give a range such as 0:9.",
+            "The model takes int64 samples, which are whole numbers of at least 0. The range that "
+            "was set has other numbers. Give a range such as 0:9.",
             code="config.range-misfit",
             shape=sample_shape,
         )

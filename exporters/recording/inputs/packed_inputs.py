@@ -147,7 +147,7 @@ def check_one_input(model: nn.Module) -> None:
     ]
     if len(required) > 1 and not parts_of_model(model):
         raise ModelError(
-            "{model}.forward takes {inputs} inputs: {takes}. Give each its shape: --input "
+            "{model}.forward takes {inputs} inputs: {takes}. Give the shape of each input: --input "
             "NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape. In "
             "Python, use `pack_inputs`; in a federation's file, use the key `inputs`.",
             code="model.inputs",

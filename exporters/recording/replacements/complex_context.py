@@ -1,4 +1,4 @@
-"""A context in which complex tensors are pairs of real ones."""
+"""A context in which complex tensors are pairs of real tensors."""
 
 import sys
 from collections.abc import Iterable, Iterator

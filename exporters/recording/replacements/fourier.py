@@ -111,7 +111,7 @@ def irfft(func: Any, input: Any, n: int | None = None, dim: int = -1, norm: Any 
 def over_axes(
     last: Replacement | None, inner: Replacement, default: Sequence[int] | None
 ) -> Replacement:
-    """A transform over several axes: `last`, if given, over the last axis, else `inner`."""
+    """A transform over several axes: `inner` for each axis, but `last` (if given) for the last."""
 
     def transform(
         func: Any, input: Any, s: Any = None, dim: Any = default, norm: Any = None

@@ -155,7 +155,7 @@ def embedding_bag(func: Computes, ids: Tensor, weight: Tensor, *given: Any, **mo
 
 
 def length(func: Any, x: Tensor) -> int:
-    """`len` of a tensor. Raises ModelError for samples: `len` returns a fixed number."""
+    """`len` of a tensor. Raises ModelError for samples, because `len` would fix their number."""
     if x.dim() == 0 or not isinstance(x.shape[0], SymInt):
         return int(func(x))
     raise ModelError(
@@ -188,7 +188,8 @@ def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
     raise ModelError(
         "The model loops over the samples of a batch{place}, and one recording must serve all "
         "batch sizes. Compute all samples at once: operators have a batch axis. If forward takes "
-        "several inputs as one tuple, give it an argument for each and their shapes with --input.",
+        "several inputs as one tuple, give forward an argument for each input, and give the shapes "
+        "with --input.",
         code="model.fixed-batch",
         place=called_place(),
     )
@@ -285,7 +286,7 @@ def logit(_: Any, input: Tensor, eps: float | None = None) -> Tensor:
 def gates(
     input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Two terms of all gates of a cell: the one from its input, and the one from its state."""
+    """Two terms of all gates of a cell: one computed from the input, one from the state."""
     return functional.linear(input, w_ih, b_ih), functional.linear(h, w_hh, b_hh)
 
 

@@ -19,8 +19,8 @@ def is_declared_causal(
 ) -> bool:
     """Whether the caller says that `mask` is causal.
 
-    PyTorch compares other masks with a causal one, to choose a faster kernel. A graph needs no such
-    comparison.
+    PyTorch compares other masks with a causal mask, to choose a faster kernel. A graph needs no
+    such comparison.
     """
     return is_causal is True
 

@@ -1,4 +1,4 @@
-"""Computes all random numbers of a model from uniform numbers. A training step draws no others.
+"""Computes all random numbers of a model from uniform numbers, which a training step can draw.
 
 `aten.rand` is seeded in a training step like a dropout. All other random numbers, such as normal
 ones and integers, are computed from `aten.rand`. This is done both when the model is recorded and

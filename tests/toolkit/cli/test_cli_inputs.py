@@ -81,9 +81,9 @@ def test_several_inputs_from_inspect_to_deploy(seed: int, tmp_path: Path) -> Non
         "Give --input-shape, or --input for each of several inputs."
     )
     assert refused(tmp_path, "inspect", TOWERS, "--input-shape", "4") == (
-        "TwoTowers.forward takes 3 inputs: user, item, numbers. Give each its shape: --input "
-        "NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape. In Python, "
-        "use `pack_inputs`; in a federation's file, use the key `inputs`."
+        "TwoTowers.forward takes 3 inputs: user, item, numbers. Give the shape of each input: "
+        "--input NAME:SHAPE, or --input NAME:SHAPE:int64 for ids, in place of --input-shape. In "
+        "Python, use `pack_inputs`; in a federation's file, use the key `inputs`."
     )
     assert run(tmp_path, "inspect", TOWERS, *INPUTS) == SEVERAL_INPUTS
     assert sum(own.numel() for own in two_towers().parameters()) == 507
@@ -125,11 +125,11 @@ def test_ids_among_the_numbers(given: tuple[str, str], seed: int, tmp_path: Path
     np.savez(tmp_path / "rows.npz", x=rows)
     arguments = ("table:Columns", "--input-shape", "3", "--batch", 4, "--out", "bundle")
     assert refused(tmp_path, "export", *arguments) == (
-        "The model takes numbers of its samples as ids, but random samples hold ids that it does "
-        "not have (table.py, line 14: return self.last(torch.cat([self.embedded(x[:, 0].long()), "
-        "x[:, 1:]], 1))). Say which ids there are: give --input-range LOW:HIGH, or --example FILE "
-        "with real samples. In Python use set_input_range; in a federation's file set input_range "
-        "or example."
+        "The model takes numbers of its samples as ids, but random samples hold ids that the model "
+        "does not have (table.py, line 14: return self.last(torch.cat([self.embedded(x[:, "
+        "0].long()), x[:, 1:]], 1))). Say which ids there are: give --input-range LOW:HIGH, or "
+        "--example FILE with real samples. In Python use set_input_range; in a federation's file "
+        "set input_range or example."
     )
     assert not (tmp_path / "bundle").exists()
     drawn = synthetic(open_bundle(exported(tmp_path, 34, "136 B", *arguments, *given)), 400).x

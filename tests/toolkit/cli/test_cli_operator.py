@@ -278,7 +278,7 @@ def test_a_changed_file_is_applied(served: Served) -> None:
     assert "set training.epochs: 1 -> 2 round 3: it" in run(folder, "audit", *here).stdout
     file.write_text(file.read_text().replace("rounds = 3", "rounds = 3\nseed = 4"))
     sentence = refusal(run(folder, "apply", "state", *reason))
-    assert "another `seed`, which cannot change: set it back to 0" in sentence
+    assert "another `seed`, and this key cannot change: set it back to 0" in sentence
 
 
 def test_actions_as_json(served: Served) -> None:

@@ -118,7 +118,7 @@ def _check_role(operator: Operator, method: str) -> None:
     """Raise RefusalError (403) if the operator's role does not allow requests of this method."""
     if operator.role == READ_ONLY and method not in READING:
         raise forbidden(
-            "The token of {name} has the role read-only, so it shows the federation and changes "
+            "The token of {name} has the role read-only, which can show the federation but change "
             "nothing. Use a token with the role operator.",
             code="operator.read-only",
             name=operator.name,

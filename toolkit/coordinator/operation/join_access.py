@@ -69,7 +69,7 @@ class JoinAccess(FederationState):
             known = tokens.made(number)
             if known is None:
                 raise RefusalError(
-                    "No join token has the number {number}: `edgetailor tokens` lists those that "
+                    "No join token has the number {number}: `edgetailor tokens` lists all that "
                     "were made. To replace the token of a kind, remove its file from the state "
                     "folder and start `edgetailor serve` again.",
                     status=404,

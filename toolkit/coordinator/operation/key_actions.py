@@ -66,7 +66,7 @@ class KeyActions(FederationState):
             if fingerprint != self.key.fingerprint:
                 raise conflict(
                     "The coordinator's key has the fingerprint {fingerprint}, not {given}: "
-                    "somebody has replaced it. Nothing was changed.",
+                    "somebody has replaced the key. Nothing was changed.",
                     code="operator.other-key",
                     fingerprint=self.key.fingerprint,
                     given=fingerprint[:64],

@@ -101,7 +101,7 @@ def _saved(path: Path) -> Logins:
         raise InputError(
             "Others can read the operator's token in {path}. Run `chmod 600 {path}`; if somebody "
             "may have read it, remove operator.token from the state folder and start `edgetailor "
-            "serve` again: it makes a new token.",
+            "serve` again, which makes a new token.",
             code="login.readable-by-others",
             path=str(path),
         )

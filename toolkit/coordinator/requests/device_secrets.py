@@ -41,7 +41,7 @@ class DeviceSecrets(FederationState):
             text = secret_text(new.challenge, new.secret_sha256)
             if not is_signed(device.public_key, new.signature, text):
                 raise unusable(
-                    "The new secret is not signed with the key with which {device} has joined.",
+                    "The new secret must be signed with the key that {device} joined with.",
                     code="secret.bad-signature",
                     device=device.id,
                 )

@@ -139,7 +139,8 @@ class Uploads(FederationState):
             manifest = self._manifest(device)
             if judgement.bundle != fingerprint(manifest).sha256:
                 raise conflict(
-                    "{device} has judged a bundle that it was not offered. Fetch the bundle again.",
+                    "{device} has judged a bundle that was not offered to it. Fetch the bundle "
+                    "again.",
                     code=OTHER_BUNDLE,
                     device=device.id,
                 )

@@ -187,7 +187,7 @@ def _copy_blob(state: Path, temporary: Path, sha256: str) -> None:
     if not has_hash(target, sha256):
         raise InputError(
             "{path} is missing or damaged, so no backup can be made. Restart `edgetailor serve` "
-            "with --check-models: it says what can be recovered.",
+            "with --check-models, which says what can be recovered.",
             code="backup.damaged-file",
             path=str(source),
         )

@@ -155,7 +155,8 @@ class IncomingFiles:
             if offset not in (0, size):
                 raise conflict(
                     "The coordinator has {received_bytes} bytes of these tensors, but the request "
-                    "continues after {offset_bytes}. Ask how many it has, and send the rest.",
+                    "continues after {offset_bytes}. Ask how many bytes have arrived, and send the "
+                    "rest.",
                     code=UPLOAD_OFFSET,
                     received_bytes=size,
                     offset_bytes=offset,

@@ -115,8 +115,8 @@ def best_round(folder: Path) -> int:
     best = next((saved.round for saved in saved_rounds(folder) if saved.best), None)
     if best is None:
         raise InputError(
-            "No round in {folder} is judged yet, so none is the best. Give the number of a round "
-            "(`edgetailor rounds` lists all), or wait until one is judged.",
+            "No round in {folder} is judged yet, so there is no best round. Give the number of a "
+            "round (`edgetailor rounds` lists all), or wait until one is judged.",
             code="round.none-judged",
             folder=str(folder),
         )

@@ -93,7 +93,7 @@ async def form_of(request: Request) -> dict[str, str]:
     """
     _check_origin(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise unusable("A form is sent as {type}.", code="client.bad-request", type=FORM)
+        raise unusable("Send the form as {type}.", code="client.bad-request", type=FORM)
     try:
         text = (await request.body()).decode()
         return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True))
