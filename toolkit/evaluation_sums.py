@@ -30,7 +30,7 @@ class Evaluation:
             the row are predicted as the class of the column. None if `classes` is None.
         rmse: Root of the mean squared error over all numbers of a regression; else None.
         mae: Mean absolute error over all numbers of a regression; else None.
-        metrics: Further means over the samples, by name, which the loss computes.
+        metrics: Means of other figures that the loss computes for each sample, by name.
     """
 
     samples: int

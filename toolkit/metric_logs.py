@@ -54,7 +54,7 @@ def open_logs(
     history: Sequence[Logged],
     settings: Mapping[str, object],
 ) -> Iterator[list[Log]]:
-    """Provide a function for each log in `names`, which logs the figures of a round.
+    """Provide a function for each log in `names`. The function logs the figures of a round.
 
     The rounds in `history` are logged first. `folder` holds what a later start needs to continue
     the logs. The `settings` become the parameters of a new run in MLflow.

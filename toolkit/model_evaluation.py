@@ -84,9 +84,9 @@ def evaluate_outputs(
     loss: Loss = "cross-entropy",
     outputs: OutputForm | None = None,
 ) -> Evaluation:
-    """Evaluate a function from a batch of samples to outputs, as `evaluate` does for a model.
+    """Do the same as `evaluate` for a function that computes outputs from a batch of samples.
 
-    `outputs` says which outputs the function returns packed; None for a single output.
+    `outputs` describes several outputs that the function packs into one tensor; else None.
     """
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, outputs or shape)

@@ -112,7 +112,7 @@ def with_values(path: Path, content: dict[str, Any], values: Values) -> dict[str
     Parts of a key are separated by dots. In a list of tables, such as `[[devices]]`, the `name` of
     a table is its part of the key. Tables that are missing are added.
 
-    Raises InputError if a part of a key names no table, or if a key names a table of a list.
+    Raises InputError if a part of a key is not the name of a table, or if a whole key is.
 
     Examples:
         >>> content = {"devices": [{"name": "board", "submodel": "full"}]}

@@ -21,7 +21,7 @@ class OutputUse:
     Attributes:
         output: Its name; a tuple's outputs are numbered from "0", and a single tensor is "output".
         shape: Shape for one sample; None if no loss can take it.
-        use: The loss that trains it and its labels, or why no loss does.
+        use: The loss that trains this output, with its labels; or why no loss trains it.
     """
 
     output: str
@@ -84,7 +84,7 @@ def use(part: Part, number: int, loss: str, goal: Objective, outputs: int) -> st
 
 
 def meaning(loss: BuiltIn, part: Part) -> str:
-    """What `loss` takes an output for, such as numbers or classes."""
+    """The meaning of an output for `loss`, such as numbers or classes."""
     if loss.numbers:
         return f"numbers, trained by {loss}"
     if loss.name == "contrastive":

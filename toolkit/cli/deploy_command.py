@@ -238,7 +238,7 @@ def calibrated_device(options: DeployOptions) -> "DeviceProfile":
 
 
 def refuse(message: str, **values: object) -> None:
-    """Raise UsageError if an option in `values`, by its name, was given."""
+    """Raise UsageError if the user gave an option in `values`, which maps names to values."""
     given = [
         f"--{name.replace('_', '-')}" for name, value in values.items() if value not in (None, ())
     ]

@@ -82,7 +82,7 @@ def option(help: str, name: str = "", *, default: Any = None, **settings: Any) -
     """Declare an option of a command as a field of an options class.
 
     Args:
-        help: The text about it in the command's help.
+        help: The text about the option in the command's help.
         name: The option's name, if it differs from the field's.
         default: The option's default, which the help shows.
         settings: Other settings of `click.option`; most follow from the type of the field.
@@ -156,7 +156,7 @@ class ModelOptions:
 def inputs_of(
     shape: tuple[int, ...] | None, texts: Sequence[str], text: str | None, example: Path | None
 ) -> tuple[tuple[int, ...], Inputs]:
-    """What --input-shape or --input, and --input-range or --example say about the samples."""
+    """The samples as --input-shape or --input, and --input-range or --example describe them."""
     if (shape is None) == (not texts):
         raise click.UsageError("Give --input-shape, or --input for each of several inputs.")
     if text is not None and (example is not None or texts):
@@ -224,9 +224,9 @@ class WithList(click.Command):
 
 
 def repeated(*names: str) -> list[str]:
-    """Return those options among `names` that the user gave, as words of a command line.
+    """Return the options in `names` that the user gave, as words of a command line.
 
-    They are used to print another command with the same options.
+    Use them to print another command with the same options.
     """
     words, context = [], click.get_current_context()
     for given in context.command.params:

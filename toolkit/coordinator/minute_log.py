@@ -27,9 +27,9 @@ class _Window:
 
 
 class MinuteLog:
-    """Lets the first event of each sender be logged, and counts the others for a minute.
+    """Lets the first event of each sender be logged, and counts later events for a minute.
 
-    At the end of the minute it logs their number. It may be used from any thread. `flush` must be
+    At the end of the minute it logs the count. It may be used from any thread. `flush` must be
     called from time to time.
     """
 

@@ -75,8 +75,8 @@ class Notifier:
     Nothing is sent before `start`. An event that cannot be delivered is logged and dropped.
 
     Args:
-        url: Each event is sent to it by a POST request; None for none.
-        command: This program is run for each event; empty for none.
+        url: The address to which each event is sent by a POST request; None to send none.
+        command: The program that is run for each event; empty to run none.
         names: The names of the events that are sent.
         pauses_s: The pauses before further attempts of a request.
     """

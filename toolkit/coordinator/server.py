@@ -66,8 +66,8 @@ class Server:
         certificate: For https. By default the certificate is read from the files that `config`
             names.
         ready: Whether the next round may begin.
-        new_key: Replace the coordinator's key, which is lost, by a new one.
-        loss_code: What the user's own loss computes; None for other losses.
+        new_key: Make a new key, because the coordinator's key is lost.
+        loss_code: A description of the user's own loss; None for built-in losses.
         logs: The services to which `run` logs the rounds.
 
     Attributes:

@@ -47,7 +47,7 @@ def serve(
     Args:
         config_path: The federation's TOML file.
         read_all: Verify the hash of every kept model.
-        new_key: Replace the coordinator's key, which is lost, by a new one.
+        new_key: Make a new key, because the coordinator's key is lost.
         make_release: Makes the releases that the table [release] asks for.
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both.
 

@@ -40,7 +40,7 @@ class Baselines:
 
     Attributes:
         all_full: The accuracies of the global model if every device trains the full model. None
-            if the demo's own fleet does that.
+            if the demo's own fleet already trains full models.
         alone: For each device, the accuracies of a model that it trains only on its own data.
     """
 

@@ -56,8 +56,8 @@ class Child:
 class Processes:
     """The children of this process. Leaving the context ends all of them.
 
-    Each child has a log in the folder `logs`. Each runs in its own session, so Ctrl-C reaches only
-    this process, which then ends the children in order.
+    Each child has a log in the folder `logs`. Each child runs in its own session, so Ctrl-C reaches
+    only this process. This process then ends the children in order.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -91,7 +91,7 @@ class Processes:
             module: The Python module to run.
             arguments: Its command-line arguments.
             stdout: The file for its standard output; the log by default.
-            background: Let the other processes go first.
+            background: Give the child a low priority.
 
         Returns:
             The running child.

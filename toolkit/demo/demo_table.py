@@ -75,7 +75,7 @@ def figures(device: DeviceReport) -> tuple[str, ...]:
 
 
 def accuracies(device: DeviceReport) -> tuple[float | None, float | None]:
-    """The accuracies on the device's own held-out samples: of the received and its own model."""
+    """The accuracies of the received and the device's own model on its held-out samples."""
     if device.evaluation is None:
         return None, None
     return device.evaluation.before.means().accuracy, device.evaluation.after.means().accuracy
@@ -142,7 +142,7 @@ def comparisons(result: DemoResult) -> list[str]:
 
 
 def uses(result: DemoResult) -> list[str]:
-    """Lines about the last model: the devices' judgement, its deployed files, their predictions."""
+    """Lines about the last model: how devices judge it, its deployed files, and predictions."""
     lines = []
     judged = result.history[-1].devices
     if judged is not None:

@@ -41,7 +41,7 @@ class DeployedModel:
 
 @dataclass(frozen=True)
 class Use:
-    """What became of the trained model.
+    """The use of the trained model after the last round.
 
     Attributes:
         models: The deployed models.

@@ -37,7 +37,7 @@ def display(devices: Sequence[str], start: float) -> Iterator[Show]:
 class Lines:
     """Logs the progress of the fleet.
 
-    Before the first round it logs for how many kinds of device the graphs are exported. Then it
+    Before the first round it logs the number of kinds of device whose graphs are exported. Then it
     logs a line for each finished round.
     """
 
@@ -101,7 +101,7 @@ def stage(status: Status) -> str:
 
 
 def graphs(ready: int, kinds: int) -> str:
-    """A line that says for how many of the `kinds` the training graphs are exported."""
+    """A line with the number of `kinds` whose training graphs are exported."""
     return f"Making graphs of training steps, {ready} of {kinds} kinds"
 
 

@@ -54,8 +54,8 @@ class Request:
         force: Replace an existing bundle and an existing weights file.
         dry_run: Write nothing.
         preprocessing: How pictures or CSV files of a device become samples.
-        inputs: What is known about the samples: the range of their numbers, and the inputs that
-            they hold.
+        inputs: What you know about the samples: the range of their numbers, and the inputs that are
+            packed into one sample.
     """
 
     model: str

@@ -92,7 +92,7 @@ def width_for(matrix: Tensor, rank: int) -> int:
 
 
 def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
-    """The `width` leading components of `matrix`; starts from those of `last` if it is similar."""
+    """The `width` leading components of `matrix`, starting from `last` if that is similar."""
     if width < min(matrix.shape):
         warm = last.basis if last and has_changed_little(matrix, last.matrix) else None
         leading = leading_components(matrix, width, warm)

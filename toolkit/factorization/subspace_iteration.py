@@ -188,7 +188,7 @@ def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
 def gram_matrix(block: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """The Gram matrix block^T block (k, k).
 
-    Squaring in float32 could lose directions of little energy.
+    The default is float64, because squaring in float32 could lose directions of little energy.
     """
     block = block.to(dtype)
     return block.T @ block

@@ -1,7 +1,7 @@
 """Flower's ClientApp: the gateway between Flower and the coordinator of a site.
 
-It gives the coordinator the global model and waits for the coordinator's answer. Model and answer
-are files in the state folder of `edgetailor serve`, which runs next to the SuperNode.
+The gateway gives the coordinator the global model and waits for the coordinator's answer. Model and
+answer are files in the state folder of `edgetailor serve`, which runs next to the SuperNode.
 """
 
 import json

@@ -21,7 +21,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab"):
         sites: How many sites have to be connected before a round begins. In a dense round exactly
             this number takes part.
         timeout: How long a site may take for a round, in seconds.
-        dense: Sites answer with whole models, which are averaged, instead of partial aggregates.
+        dense: Sites answer with whole models instead of partial aggregates. The models are
+            averaged.
         secure: Sum the sites' models by SecAgg+.
         range: The greatest absolute value that SecAgg+ can send.
         clipping_norm: The greatest L2 norm of a site's change to the model; a larger change is

@@ -41,7 +41,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: Format version.
-        document: What this document is.
+        document: The kind of this document.
         model: The model's reference.
         weights: The name of the file with the model's weights; None with a federation.
         round: The round whose model was evaluated; None without a federation.
@@ -51,7 +51,7 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         loss: Mean loss; None if it is not finite.
         rmse: Root of the mean squared error; only of a regression.
         mae: Mean absolute error; only of a regression.
-        metrics: Further means over the samples that the loss computes, by name.
+        metrics: Means of other figures that the loss computes for each sample, by name.
         mean_class_accuracy: Mean of the accuracies of the classes with labels.
         worst_class: The number of the class that is far below this mean; None if there is none.
         classes: The figures of each class; None without an accuracy, and above 1,000 classes.

@@ -20,7 +20,7 @@ class Absence:
     Attributes:
         share: The share of each day for which a client is away, at least 0 and below 1.
         day_s: The length of a day.
-        begins: When an absence of each client begins. The others begin whole days before and after.
+        begins: For each client, when one of its absences begins. There is one on every day.
 
     Examples:
         >>> night = Absence(share=0.25, day_s=100, begins=[50])  # from 50 to 75, from 150 to 175
@@ -50,12 +50,12 @@ class Absence:
         return self.share * self.day_s
 
     def returns(self, client: int, now: float) -> float:
-        """When `client` can work: at `now`, or when the absence ends in which `now` lies."""
+        """When `client` can work: at `now`, or after the absence if `client` is away at `now`."""
         left = self.away_s - self._since(client, now)
         return now + left if left > ROUNDING * self.day_s else now
 
     def ready(self, client: int, now: float, seconds: float) -> float:
-        """When `client` has worked for `seconds` if it starts at `now`, or when it is back."""
+        """When `client` has worked for `seconds`, if it starts at `now` or when it is back."""
         start = self.returns(client, now)
         today = self.day_s - max(self._since(client, start), self.away_s)
         absences = math.ceil((seconds - today) / (self.day_s - self.away_s) - ROUNDING)

@@ -27,9 +27,9 @@ Chosen = Sequence[tuple[int, str]]
 class Turnout(NamedTuple):
     """The clients of a round.
 
-    Clients in `present` deliver an update; the others only receive submodels. Those in `not_needed`
-    would have delivered one after the round had reached its goal. Those in `away` were asked, and
-    were away from the opening of the round to its end, so they did not even receive a submodel.
+    Clients in `present` deliver an update; the others only receive submodels. Clients in
+    `not_needed` would have delivered an update after the round had reached its goal. Clients in
+    `away` were asked, but were away during the whole round, so they did not receive a submodel.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
     `versions` has the version of the model that each client of an asynchronous round trains from;
     without an entry, a client trains from the newest.
@@ -68,8 +68,8 @@ class Attendance:
         memory: Returns the memory that a client needs for a submodel, in bytes; None if unknown.
         min_updates: A round needs at least this many updates to close; None for the default.
         batches: Returns how many batches a client trains of a submodel, if `budget_s` limits them.
-        has_goal: Whether `quorum` is the goal of a round, which asks more clients than that, and
-            only clients that are not away. Without times, the updates then come in a random order.
+        has_goal: Whether `quorum` is the goal of a round. Such a round asks more clients than its
+            goal, and only clients that are not away. Without times, updates come in random order.
         absence: When clients are away; None if never. Needs `seconds`.
     """
 
@@ -93,7 +93,7 @@ class Attendance:
         return round(max((self.memory(*entry) for entry in entries), default=0))
 
     def opens(self, closed: float) -> float:
-        """When a round opens after the round before has closed; both in simulated seconds.
+        """When a round opens after the previous round has closed. Times are in simulated seconds.
 
         A round with a goal waits until a client is there. The other rounds open at once.
         """
@@ -111,7 +111,7 @@ class Attendance:
         ]
 
     def returns(self, client: int, now: float) -> float:
-        """When `client` can work: at `now`, or when it is back; both in simulated seconds."""
+        """When `client` can work: at `now`, or when it is back. Times are in simulated seconds."""
         return now if self.absence is None else self.absence.returns(client, now)
 
     def arrives(self, client: int, spec: str, start: float) -> float:

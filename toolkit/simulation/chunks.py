@@ -73,7 +73,8 @@ class Client:
 class Chunk:
     """Clients that train the submodel `spec`.
 
-    `reference` is for their limits; None for none. If it is `whole`, single updates are returned.
+    `reference` is for the limits of their updates; None for no limits. If the chunk is `whole`, its
+    result has single updates.
     """
 
     spec: str
@@ -105,9 +106,9 @@ class TrainedChunk:
             mean.
         updates: All updates by client, if the rule is not the mean, or if their limits need the
             figures of the whole round. `check_update` has accepted them.
-        is_limited: Whether these updates are within their limits.
-        figures: The figures of the updates, after their limits, by client.
-        limited: What was limited of an update, by client.
+        is_limited: Whether `updates` are already limited.
+        figures: The figures of the limited updates, by client.
+        limited: What the limits changed in an update, by client.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
         diverged: The reason why a client is left out, by client.

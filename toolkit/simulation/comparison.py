@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What runs need until they first reach a score.
+    """The rounds, bytes and time that runs need until they first reach a score.
 
     Attributes:
         rounds: Rounds.
@@ -80,12 +80,12 @@ class Row:
     def mean_of_last(self, rounds: int) -> Spread:
         """The mean score of the last `rounds` rounds, or of all rounds if there are fewer.
 
-        Use it in place of `final` where the scores of single rounds vary much.
+        Use it instead of `final` if the scores vary much from round to round.
         """
         return spread([statistics.fmean(self.scores(run)[-rounds:]) for run in self.histories])
 
     def reaching(self, target: float) -> Reached | None:
-        """What the runs need until a score is at least `target`; None if a run does not reach it.
+        """The needs of the runs until a score is at least `target`; None if a run never reaches it.
 
         A regression reaches `target` when its loss is at most `target`.
         """
@@ -103,9 +103,9 @@ class Row:
 
     @property
     def traffic(self) -> Spread | None:
-        """The bytes of a device and day in both directions, if rounds follow without a pause.
+        """The bytes that a device receives and sends in a day, if rounds follow without a pause.
 
-        The mean over all devices, selected or not. None if there is no simulated time.
+        This is the mean over all devices, selected or not. None if there is no simulated time.
         """
         times = [sum(result.simulated_s or 0 for result in run) for run in self.histories]
         if self.simulated_s is None or not all(times):
@@ -172,7 +172,7 @@ class Row:
 
     @property
     def devices(self) -> list[FederatedEvaluation] | None:
-        """How the clients of the last round judge the received model;
+        """How the clients of the last round judge the received model.
 
         None if a run has no judgement.
         """
@@ -216,9 +216,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def compare(folders: Sequence[Path]) -> list[Row]:
-    """Read runs and group those that differ only in their seeds, in the given order.
+    """Read runs and group the runs that differ only in their seeds, in the given order.
 
-    A second run with the same seeds is not another sample, so it gets its own row.
+    A second run with the same seeds adds no sample to a group, so it gets its own row.
 
     Raises InputError if a folder is not of a simulation, or has no finished round.
     """

@@ -7,8 +7,8 @@ uploads, one after another:
 
 Bytes and graphs come from the planner's workloads. The time of a batch is the planner's prediction
 from the device's calibration. An incomplete batch counts as a full batch. With a budget, a client
-trains fewer batches. The evaluation of
-held-out samples and the start of the runtime are not counted.
+trains fewer batches. The evaluation of held-out samples and the start of the runtime are not
+counted.
 """
 
 import math
@@ -141,9 +141,9 @@ class Clock:
         return cost.transfer_s + recorded * cost.record_s + trained * cost.step_s
 
     def trained_batches(self, kind: str, spec: str, samples: int) -> int:
-        """How many batches such a client trains in a round.
+        """How many batches a client of `kind` trains in a round, with `spec` and `samples` samples.
 
-        With a budget, it ends after the batch in which the budget is used up, as an agent does.
+        With a budget, it stops after the batch in which the budget is used up, as an agent does.
         """
         work = self.training.local_work
         trained = work.epochs * self.batches_of(samples - self.held_out_of(samples))

@@ -1,8 +1,8 @@
 """The timetable of asynchronous rounds: which updates make each version of the model, and when.
 
-A client trains the newest model as soon as it is free, is not away, and fewer than `concurrency`
-clients train. Its update arrives after its simulated time. The first `buffer_size` updates make the
-next version, which counts as a round; clients that still train go on. After its update was taken, a
+If fewer than `concurrency` clients train, a client that is free and not away trains the newest
+model. Its update arrives after its simulated time. The first `buffer_size` updates make the next
+version, which counts as a round; clients that still train go on. After its update was taken, a
 client waits for the next version, so no client is in a version twice.
 
 Times do not depend on what clients learn, so the timetable is computed without training. A
@@ -26,14 +26,14 @@ from toolkit.simulation.simulation_config import SimulationConfig
 
 
 class Flight(NamedTuple):
-    """A client that trains. The first to arrive is the smallest; equal times have a random order.
+    """A client that trains. The order is by time of arrival; equal times have a random order.
 
     Attributes:
-        arrives: When its update arrives, in simulated seconds since the first round opened.
+        arrives: When the update arrives, in simulated seconds since the first round opened.
         luck: A random number.
         client: The client.
         version: The version that it trains from, counted from 0.
-        fails: Whether the client stops then, without an update.
+        fails: Whether the client stops at this time without sending an update.
     """
 
     arrives: float

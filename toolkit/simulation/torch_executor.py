@@ -139,7 +139,7 @@ class TorchExecutor:
             seed: Its seed in this round.
             personal: The personal tensors of its last round; empty before its first.
             validation: Share of its samples that it holds out, unless it has too few samples.
-            asked: What the federation asks for, if devices judge its models.
+            asked: The evaluation that the federation asks for, if devices judge its models.
             most_batches: The batches for which it has time; None if its time is not limited.
 
         Raises:

@@ -58,7 +58,7 @@ def is_url(federation: str) -> bool:
 def client_of(federation: str | None) -> "OperatorClient":
     """The client of a federation, which is given by its file, state folder or URL.
 
-    Without it, the client of the last saved login.
+    Without a federation, this is the client of the last saved login.
     """
     from toolkit.coordinator.local_coordinator import local_login
     from toolkit.coordinator.operation.operator_client import OperatorClient

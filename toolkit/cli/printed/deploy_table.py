@@ -1,4 +1,4 @@
-"""Prints the result of `edgetailor deploy`: a row for each bundle, then why it has its submodel."""
+"""Prints the result of `edgetailor deploy`: a row for each bundle, then why it got its submodel."""
 
 from collections.abc import Sequence
 

@@ -118,7 +118,7 @@ def show_classes_compared(
 
 
 def shown_shares(shares: Sequence[float | None], difference: bool) -> list[str]:
-    """Shares in percent. With `difference`, the last minus the first follows, in points."""
+    """Shares in percent. With `difference`, the last minus the first is appended, in points."""
     cells = ["" if share is None else f"{share:.1%}" for share in shares]
     if not difference:
         return cells

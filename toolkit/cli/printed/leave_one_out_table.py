@@ -21,7 +21,7 @@ VERSION = 1
 def show_without_devices(
     round_: int, every: "Evaluation", without: Sequence["WithoutDevice"]
 ) -> None:
-    """Print the figures of a round's model, and its figures if each device had been left out."""
+    """Print the figures of a round's model, and its figures without the update of each device."""
     click.echo(f"round {round_} with {counted(len(without), 'update')}: {_figures(every)}")
     click.echo()
     by_loss = every.accuracy is None

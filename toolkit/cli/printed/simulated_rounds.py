@@ -23,8 +23,8 @@ WHOLE_RUN_S = 1e9
 def shown_rounds(console: Console, rounds: int) -> Iterator["Observer"]:
     """Provide a function that shows the result of a finished round.
 
-    In a terminal it moves a progress bar on `console`; otherwise it logs a line. `rounds` is the
-    number of all rounds.
+    In a terminal the function moves a progress bar on `console`; otherwise it logs a line. `rounds`
+    is the number of all rounds.
     """
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda result: logger.info(

@@ -24,7 +24,7 @@ Column: TypeAlias = tuple[str, list[str]]
 def show_sweep(
     points: Sequence["Point"], failures: Sequence["Failure"], limits: "Limits", keys: Sequence[str]
 ) -> None:
-    """Print a line for each point, the best one within `limits`, and what failed.
+    """Print a line for each point, the best point within `limits`, and the failed simulations.
 
     `keys` are those of the grid. A table that is too wide is printed in two parts: values, figures.
     """

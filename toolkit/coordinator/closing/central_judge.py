@@ -1,8 +1,8 @@
 """The judge of new models: when it acts, and which devices it pauses.
 
 `model_judge.py` finds the updates to leave out. A device whose updates were left out three times is
-paused. An operator decides about it: after `resume` it takes part again, and three more times
-are needed.
+paused. An operator decides about it. After `resume` the device takes part again; it is paused again
+after three more times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def rounds_judged(history: Sequence[RoundResult]) -> dict[str, list[int]]:
 def pause_judged(coordinator: Coordinator) -> None:
     """Pause the devices whose updates were left out TIMES times since the judge last paused them.
 
-    A coordinator that was killed before does it when it starts again.
+    If the coordinator is killed before, it pauses them at its next start.
     """
     with coordinator.lock:  # a device may leave, or an operator may pause it, at any time
         for device, reason in _due(coordinator).items():

@@ -16,7 +16,7 @@ ROOM_S = 5.0
 
 
 def when_room(write: Callable[[], None], store: Store, stopping: threading.Event) -> None:
-    """Run `write`. If the disk is full, say so once and run it again until there is room.
+    """Run `write`. If the disk is full, log this once and repeat `write` until there is room.
 
     Files that the database of `store` no longer names are removed first. Once `stopping` is set,
     the error is raised.

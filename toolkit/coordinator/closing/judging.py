@@ -24,7 +24,7 @@ def counts_of_updates(coordinator: Coordinator, round_: int) -> dict[str, Device
 
 
 def judging_is_over(coordinator: Coordinator) -> bool:
-    """Whether the judging of the last model has ended: by all answers, or by its deadline.
+    """Whether the judging of the last model has ended: all have answered, or time is over.
 
     The first call asks the devices. After the end, answers are refused.
     """

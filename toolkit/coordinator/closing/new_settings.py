@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 def model_for_new_settings(coordinator: Coordinator) -> Model | None:
     """Let new settings take effect if their round is the next one, and return the model for them.
 
-    Returns None if there are none, or if an earlier round is open.
+    Returns None if there are no new settings, or if an earlier round is open.
     """
     new, rounds, store = coordinator.new_settings, coordinator.rounds, coordinator.store
     between = rounds.phase in ("enrolling", "aggregating") and rounds.round == rounds.done

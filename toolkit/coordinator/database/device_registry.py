@@ -36,8 +36,8 @@ class Device:
 
     A `forgotten` device has lost its membership because it was not seen for long; it may come back.
     `machine` is JSON. `bytes_down` and `bytes_up` count the bodies of all rounds. From round
-    `fallback_from` on the device gets its kind's fallback; `trouble` is its last report. `submodel`
-    was planned for it; None if its kind names a submodel.
+    `fallback_from` on the device gets its kind's fallback. `trouble` is the last problem that it
+    reported. `submodel` was planned for the device; None if its kind names a submodel.
     """
 
     id: str
@@ -121,8 +121,8 @@ class Registry:
             The device and its secret.
 
         Raises:
-            RefusalError: 403 for a token that is unknown, expired, used up or of another kind
-                than the key's device.
+            RefusalError: 403 if the token is unknown, expired or used up, or if the device with
+                this key has another kind.
         """
         secret = secrets.token_urlsafe(32)
         with self._database.exclusively():
@@ -235,7 +235,7 @@ class Registry:
         return None if identifier is None else self._devices[identifier]
 
     def leave(self, device: str, forgotten: bool = False, also: Also = lambda db: None) -> None:
-        """Free the place of `device`; its record stays. If `forgotten`, it may `come_back`.
+        """Free the place of `device`; its record stays. A `forgotten` device may `come_back`.
 
         `also` can write more in the same transaction.
         """
@@ -301,7 +301,7 @@ class Registry:
         self._keep(replace(self._devices[device], has_left=has_left, forgotten=forgotten))
 
     def note_trouble(self, device: str, trouble: str, fallback_from: int | None) -> None:
-        """Store what `device` reported, and the first round in which it trains its fallback."""
+        """Store the trouble that `device` reported, and the first round with its fallback."""
         with self._database.exclusively():
             with self._database.transaction() as db:
                 db.execute(

@@ -17,10 +17,11 @@ class JoinTokenState:
     """What a join token allows, and how far it is used.
 
     Attributes:
-        number: The number of a token that an operator has made; None for that of a kind.
+        number: The number of a token that an operator has made; None for the token of a kind.
         kind: The kind of the devices that join with it.
         count: How many devices may join; None if any number may.
-        joined: How many have joined. For the token of a kind: without those that have left.
+        joined: How many devices have joined. For the token of a kind, devices that have left do
+            not count.
         expires: The time after which no new device joins, in seconds since 1970.
         revoked: When an operator revoked it, in seconds since 1970.
     """

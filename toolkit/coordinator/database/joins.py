@@ -17,7 +17,7 @@ class Token:
     """A join token of a federation with `count` places of `kind`; None for any number.
 
     `expires` is in seconds since 1970. A token that an operator has made has a `number`. At most
-    `most` devices join with it, and `joined` have done so.
+    `most` devices may join with it, and `joined` devices have joined.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Token:
     def check_free(self, used: int) -> None:
         """Raise RefusalError (403) if `used` devices have taken all places of the kind.
 
-        Also if as many devices as allowed have joined with this token.
+        Raise it, too, if `most` devices have joined with this token.
         """
         if self.most is not None and self.joined >= self.most:
             raise forbidden(
@@ -71,7 +71,7 @@ class Token:
 class UsedJoins:
     """Remembers signed join requests until their time stamps are too old to be accepted.
 
-    So a copied request is refused, and whoever copied it does not get the device's secret.
+    So a copied request is refused, and the person who copied it does not get the device's secret.
     """
 
     def __init__(self, database: Database) -> None:

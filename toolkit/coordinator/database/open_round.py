@@ -23,7 +23,7 @@ class Selected(NamedTuple):
     Attributes:
         devices: The devices.
         goal: The number of updates that closes the round.
-        needed: The fewest updates that it may close with, also after it has opened again.
+        needed: The fewest updates with which the round may close, also after it opened again.
     """
 
     devices: Collection[str]
@@ -75,7 +75,7 @@ class OpenRound:
     def limits(self, round_: int) -> tuple[int, int] | None:
         """The goal of `round_` and the fewest updates that it needs, from its first opening.
 
-        None if it has not opened with selected devices, or if it was aborted since then.
+        None if the round has not selected devices, or was aborted after it had selected them.
         """
         with self._database.transaction() as db:
             meta = dict(db.execute("SELECT key, value FROM meta WHERE key IN (?, ?)", _LIMITS))
@@ -115,13 +115,13 @@ class OpenRound:
             db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
 
     def drop_update(self, db: sqlite3.Connection, round_: int, device: str) -> None:
-        """Drop the update of `device` for `round_`, which waits for no other, in `db`."""
+        """Drop the update of `device` for `round_` in `db`. The round waits for no other of it."""
         db.execute("DELETE FROM updates WHERE round = ? AND device = ?", (round_, device))
         db.execute("DELETE FROM uploads WHERE device = ?", (device,))
         db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
 
     def abort(self, db: sqlite3.Connection, round_: int) -> None:
-        """Drop all updates of `round_`, which opens again, in the transaction of `db`."""
+        """Drop all updates of `round_` in the transaction of `db`. The round opens again."""
         db.execute("DELETE FROM updates WHERE round = ?", (round_,))
         db.execute("DELETE FROM uploads")
         db.execute("DELETE FROM meta WHERE key = ?", (_NEEDED,))

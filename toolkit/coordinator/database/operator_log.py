@@ -77,8 +77,7 @@ class OperatorLog:
     """Stores decisions and the audit log. `now` gives seconds since 1970.
 
     Attributes:
-        decisions: The decision about each device that has one. This mapping is never changed: every
-            write replaces it.
+        decisions: The decision about each device that has one. Every write makes a new mapping.
         pause_reason: Why no round opens; None if rounds open.
     """
 
@@ -100,7 +99,7 @@ class OperatorLog:
         self.pause_reason = None if pause is None else pause[0]
 
     def set_pause(self, db: sqlite3.Connection, reason: str | None) -> None:
-        """Pause the rounds for this reason, or end the pause, in the transaction of `db`."""
+        """Pause the rounds for `reason`, or end the pause if None, in the transaction of `db`."""
         db.execute("DELETE FROM meta WHERE key = ?", (_PAUSE,))
         if reason is not None:
             db.execute("INSERT INTO meta VALUES (?, ?)", (_PAUSE, reason))

@@ -16,7 +16,7 @@ READ_ONLY: Role = "read-only"
 
 @dataclass(frozen=True)
 class Operator:
-    """Who holds a token: `name` stands in the audit log, and `role` says what the token allows.
+    """The holder of a token. The audit log has the `name`; `role` says what the token allows.
 
     `made` and `revoked` are in seconds since 1970. A revoked token is no longer valid.
     """
@@ -30,8 +30,8 @@ class Operator:
 class OperatorTokens:
     """Stores the tokens that operators have made. `now` gives seconds since 1970.
 
-    They are also kept in memory, so that a look-up waits for no transaction. A name is never used
-    again, because the audit log names it.
+    The tokens are also kept in memory, so that a look-up waits for no transaction. A name is never
+    given to a second holder, because the audit log shows only names.
     """
 
     def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
@@ -59,7 +59,7 @@ class OperatorTokens:
         db.execute("UPDATE operators SET revoked = ? WHERE name = ?", (self._now(), name))
 
     def holder(self, token: str) -> Operator | None:
-        """Who holds this valid token; None if there is none."""
+        """The holder of this token; None if the token is not valid."""
         # Nobody can choose the SHA-256 of a guess, so the time of this look-up reveals nothing.
         known = self._by_hash.get(hashed(token))
         return None if known is None or known.revoked is not None else known

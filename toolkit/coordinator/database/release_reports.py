@@ -20,7 +20,7 @@ class ReleaseReports:
             self._reports = stored_reports(db)
 
     def note(self, device: str, report: ReleaseReport) -> None:
-        """Store the report of `device`, in place of its earlier one."""
+        """Store the report of `device`. It replaces the device's earlier report."""
         if self._reports.get(device) == report:
             return
         with self._database.exclusively():

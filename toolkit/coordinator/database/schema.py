@@ -158,7 +158,7 @@ ORDER BY round DESC LIMIT 1"""
 
 
 def create(connection: sqlite3.Connection, version: int = SCHEMA_VERSION) -> None:
-    """Make all tables in one transaction: a process that is killed here leaves none or all."""
+    """Make all tables in one transaction. A process that is killed leaves all tables or none."""
     added = [statement for since, all_ in ADDED.items() if since <= version for statement in all_]
     wanted = TABLES + "".join(f"{statement};\n" for statement in added)
     if version < SCHEMA_VERSION:

@@ -14,8 +14,8 @@ DUE_SECRETS = "secrets due"
 class DueSecret:
     """The operator has asked a device for a new secret.
 
-    The device answers `challenge`. Its old secret is valid until then, and at most until `until`,
-    in seconds since 1970.
+    The device answers `challenge`. Its old secret is valid until it answers, and at most until
+    `until`, in seconds since 1970.
     """
 
     challenge: str
@@ -27,15 +27,15 @@ Due = Mapping[str, DueSecret]
 
 
 def decoded(value: str | None) -> Due:
-    """What is due by the `value` of DUE_SECRETS."""
+    """The due secrets in the `value` of DUE_SECRETS."""
     return {} if value is None else msgspec.json.decode(value, type=dict[str, DueSecret])
 
 
 def encoded(due: Due) -> str:
-    """The value of DUE_SECRETS for everything that is due."""
+    """The value of DUE_SECRETS for all secrets in `due`."""
     return msgspec.json.encode(due).decode()
 
 
 def write(db: sqlite3.Connection, due: Due) -> None:
-    """Write everything that is due, in the transaction of `db`."""
+    """Write all due secrets, in the transaction of `db`."""
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (DUE_SECRETS, encoded(due)))

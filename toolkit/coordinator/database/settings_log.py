@@ -41,7 +41,7 @@ class SettingsLog:
         self._database = database
 
     def schedule(self, db: sqlite3.Connection, changes: Iterable[Change]) -> None:
-        """Keep `changes` for the next round, in place of earlier ones, in the transaction `db`."""
+        """Schedule `changes` for the next round in the transaction `db`; drop earlier changes."""
         text = json.dumps([asdict(change) for change in changes])
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SCHEDULED, text))
 
@@ -56,7 +56,7 @@ class SettingsLog:
     ) -> None:
         """Record that `changes` are in effect from `round_` on, in the transaction `db`.
 
-        `checked` are the new settings that are checked at every start. No change waits any more.
+        `checked` are the new settings that are checked at every start. After this, no change waits.
         """
         db.executemany(
             "INSERT INTO settings_changes VALUES (?, ?, ?, ?) ON CONFLICT (round, key) DO UPDATE "

@@ -1,8 +1,8 @@
 """The coordinator's key in files of the state folder, also while it is replaced by the next key.
 
-The next key is written to a file of its own first. Then the database names it, and only then it
-replaces the file of the earlier key. So a process that is killed at any write has a key that fits
-the database.
+The next key is first written to its own file. Then the database names it. Only then it replaces the
+file of the earlier key. So if the process is killed at one of these writes, the folder still has a
+key that fits the database.
 """
 
 import os
@@ -29,7 +29,7 @@ def prepared(state: Path) -> CoordinatorKey | None:
 
 
 def install(state: Path, key: CoordinatorKey) -> None:
-    """Let the next key replace the earlier one if it is `key`. Otherwise remove the next key."""
+    """If the next key is `key`, let it replace the earlier key. Otherwise remove the next key."""
     following = prepared(state)
     if following is not None and following.fingerprint == key.fingerprint:
         os.replace(state / NEXT_KEY, state / KEY)

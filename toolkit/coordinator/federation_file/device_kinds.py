@@ -31,7 +31,7 @@ class DeviceKind(Tier):
 
     Only `simulate` uses the other keys. A simulated device has the speed of the device in
     `profile`, a file or a built-in name, divided by `slowdown`. Its network has `download_mbps` and
-    `upload_mbps`, in 10^6 bits per second. Without these it has the profile's speeds.
+    `upload_mbps`, in 10^6 bits per second. Without these keys it has the profile's speeds.
     """
 
     count: Annotated[int | Literal["any"], whole_or(ANY)] = 1

@@ -33,7 +33,7 @@ def load_config(path: Path) -> CoordinatorConfig:
 def load_settings(path: Path, kind: type[Config], values: Values | None = None) -> Config:
     """Read the federation's TOML file; relative paths in it start from its folder.
 
-    `values` replace those of the file, for example `{"training.epochs": 5}`.
+    `values` replace values of the file, for example `{"training.epochs": 5}`.
 
     Raises InputError: one sentence with the file, the key, its value and what is allowed.
     """

@@ -15,10 +15,11 @@ from toolkit.toml_files import Table
 
 
 class ModelKeys(Table):
-    """What is trained, and what it takes.
+    """The model, and the samples that it takes.
 
-    - `inputs`: the inputs of a model with several, like "words:20:int64". `input_shape` follows.
-    - `input_range`: the smallest and the largest number of a sample; whole numbers if both are.
+    - `inputs`: the inputs if the model has several, like "words:20:int64". They give `input_shape`.
+    - `input_range`: the smallest and the largest number of a sample. If both are whole numbers, all
+      numbers of a sample are.
     - `example`: a file with a few real samples, which show the range of each number.
     """
 

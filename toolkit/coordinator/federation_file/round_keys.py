@@ -23,7 +23,7 @@ ENDLESS = "endless"
 
 
 class RoundKeys(Table):
-    """When a round opens and closes, whom it asks, and what is kept of it.
+    """When a round opens and closes, which devices it asks, and which of its files are kept.
 
     - `rounds`: ENDLESS if there is no last round.
     - `early_stopping`: the rounds end when the models have not improved for this many rounds.
@@ -39,9 +39,9 @@ class RoundKeys(Table):
     - `buffer_size`: an asynchronous round closes when this many updates have come.
     - `max_staleness`: updates of a model that is older than this many rounds are refused.
     - `clients_per_round`: a round closes with this number of updates, or this share of the members.
-    - `over_selection`: how many times as many devices are asked.
-    - `selection`: the policy that selects them.
-    - `forget_after`: a device that was not seen for these seconds loses its membership.
+    - `over_selection`: the number of asked devices, divided by the number of wanted updates.
+    - `selection`: the policy that selects the asked devices.
+    - `forget_after`: a device that was not seen for this many seconds loses its membership.
     """
 
     rounds: Annotated[int | Literal["endless"], whole_or(ENDLESS)]
@@ -137,7 +137,7 @@ class RoundKeys(Table):
         return max(wanted, self.min_updates or 1)
 
     def devices_asked(self, wanted: int) -> int:
-        """How many devices a round asks that needs `wanted` updates: `over_selection` times more.
+        """How many devices a round asks to get `wanted` updates: `over_selection` times as many.
 
         Examples:
             >>> RoundKeys.model_construct(over_selection=1.3).devices_asked(200)
@@ -147,12 +147,12 @@ class RoundKeys(Table):
 
     @property
     def closing_updates(self) -> int | None:
-        """How many updates close a round early; None if it waits for all of its devices."""
+        """How many updates close a round early; None if a round waits for all its devices."""
         return self.buffer_size if self.mode == "async" else self.quorum
 
     @property
     def oldest(self) -> int:
-        """How old the models of updates in asynchronous rounds may be, in rounds."""
+        """How many rounds old the model of an update may be, in asynchronous rounds."""
         return MAX_STALENESS if self.max_staleness is None else self.max_staleness
 
     @property

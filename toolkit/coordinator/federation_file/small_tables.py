@@ -31,10 +31,10 @@ class ReleaseTable(Table):
     """The table [release]: releases that the coordinator makes by itself, and who waits for them.
 
     - `every`: the coordinator releases the global model whenever this many rounds have passed.
-    - `when`: the coordinator releases the best model instead, and only if that is better than all
+    - `when`: the coordinator releases the best model instead, and only if it is better than all
       released models.
     - `after_rounds`: devices stay after the last round and ask for releases at this interval, in
-      seconds. Without it, their agents end after the last round.
+      seconds. Without this key, the agents end after the last round.
     """
 
     every: Positive | None = None

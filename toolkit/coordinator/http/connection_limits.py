@@ -162,7 +162,7 @@ class Connection(H11Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """A TLS connection during its handshake. asyncio reports connections only after it."""
+    """A TLS connection during its handshake. asyncio reports a connection only afterwards."""
 
     def __init__(self, connection: Connection, opened: OpenConnections, tls: ssl.SSLContext):
         self._connection, self._opened, self._tls = connection, opened, tls
@@ -208,7 +208,7 @@ class Handshake(asyncio.Protocol):
 def connections(
     opened: OpenConnections, certificate: Certificate | None, polls: "RepeatedPolls | None" = None
 ) -> Callable[..., asyncio.Protocol]:
-    """Return a function that creates the protocol of a connection: https with a certificate."""
+    """Return a function that creates the protocol of a connection: https with `certificate`."""
 
     def new_protocol(*args: Any, **settings: Any) -> asyncio.Protocol:
         connection = Connection(opened, polls, *args, **settings)

@@ -47,14 +47,16 @@ def log_stranger(request: Request, code: str, log: MinuteLog) -> None:
 
 
 def to_login(request: Request) -> Response:
-    """Send a browser to the login. A part of a page cannot show it, so the whole page is loaded."""
+    """Send a browser to the login. The login replaces the whole page, not only a part of it."""
     if "hx-request" in request.headers:
         return Response(status_code=401, headers={"HX-Refresh": "true"})
     return Response(status_code=303, headers={"Location": relative(request, LOGIN)})
 
 
 def relative(request: Request, path: str) -> str:
-    """`path` from the page of `request`: a proxy may serve the coordinator below another path.
+    """`path`, relative to the page of `request`.
+
+    A proxy may serve the coordinator below another path.
 
     Examples:
         >>> scope = {"type": "http", "path": "/operator/devices", "headers": []}

@@ -1,8 +1,8 @@
 """Answers a poll (a request for work) that repeats an earlier one, without parsing it.
 
 A device sends the same bytes in each poll. If these bytes come while the connection waits for a
-request, they are the same request: its answer needs no parser and no route. Other requests take the
-usual way, for example the first poll and a poll with a wrong secret.
+request, they are the same request, which is answered without a parser and a route. Other requests
+take the usual way, for example the first poll and a poll with a wrong secret.
 """
 
 from toolkit.coordinator.coordinator import Coordinator

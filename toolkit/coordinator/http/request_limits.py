@@ -34,10 +34,10 @@ FAILED = "{more} requests failed in this way ({who})."
 class RequestLimits:
     """Passes only complete bodies of admitted requests to `app`. Uploads (PUT) are streamed.
 
-    A client whose body never ends or never comes occupies only a connection. Nothing of a body is
-    kept before the secret or token in the request's headers is known to be valid. If the app fails,
-    it answers the request and raises the error. This class then logs the error in one line, and
-    writes its traceback to a file.
+    A client whose body never ends or never comes occupies only a connection. No part of a body is
+    kept before the secret or token in the request's headers was found valid. If the app fails, it
+    answers the request and raises the error. This class then logs the error in one line, and
+    writes the traceback to a file.
     """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:

@@ -147,7 +147,7 @@ class DeviceActions(Membership, DeviceTroubles):
         return Action(name, device.id, who, reason, then)
 
     def check_member(self, device: Device, what: str) -> None:
-        """Raise RefusalError (409) if `device` has left, so that it cannot be `what`."""
+        """Raise RefusalError (409) if `device` has left. `what` names the action, like "paused"."""
         if device.has_left:
             raise conflict(
                 "{device} has left this federation, so it cannot be {what}.",

@@ -1,4 +1,4 @@
-"""The operator's action on the global model: go back to that of an earlier round."""
+"""The operator's action on the global model: go back to the model of an earlier round."""
 
 import threading
 from dataclasses import dataclass, field
@@ -28,8 +28,8 @@ class ModelActions(FederationState):
     def go_back(self, target: int | None, reason: str, who: str) -> int:
         """Let the next round start from the model of round `target`, and return this number.
 
-        Without `target`, the last round is repeated: it is the round from which that began. Updates
-        of the open round are dropped, and the round opens again.
+        Without `target`, the next round starts from the same model as the last round. Updates of
+        the open round are dropped, and the round opens again.
 
         Raises RefusalError (409) if this model was not kept, if no round follows, or if the thread
         of the rounds is busy.

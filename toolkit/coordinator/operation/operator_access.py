@@ -22,7 +22,7 @@ class OperatorAccess(FederationState):
         return OperatorList(operators=list(self.store.operators.operators.values()))
 
     def add_operator(self, name: str, role: Role, reason: str, who: str) -> MadeOperator:
-        """Make a token for `name`. It is in the answer only: the coordinator keeps its hash.
+        """Make a token for `name`. Only the answer has its text: the coordinator keeps a hash.
 
         Raises RefusalError (409) if the name was given before.
         """
@@ -43,7 +43,7 @@ class OperatorAccess(FederationState):
         return MadeOperator(name=name, role=role, token=made)
 
     def revoke_operator(self, name: str, reason: str, who: str) -> Operator:
-        """Revoke the token of `name`. It opens nothing from now on.
+        """Revoke the token of `name`. It is no longer valid.
 
         Raises RefusalError: 404 if there is no such token, 409 for the token in operator.token.
         """

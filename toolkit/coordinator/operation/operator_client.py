@@ -68,15 +68,15 @@ class OperatorClient(CoordinatorClient):
         return self._with_retries(lambda: self._ask("GET", path, DeviceDetail))
 
     def act(self, action: Action, name: str, reason: str) -> DeviceDetail:
-        """Act on a device. Raises RefusedError if there is none, or if it has left."""
+        """Act on a device. Raises RefusedError if the device is unknown, or if it has left."""
         path = f"/operator/devices/{quote(name, safe='')}/{action}"
         body = msgspec.json.encode(Order(reason=reason))
         return self._with_retries(lambda: self._ask("POST", path, DeviceDetail, body))
 
     def rotate_secret(self, name: str, days: float, reason: str) -> DeviceDetail:
-        """Ask a device for a new secret. Raises RefusedError if there is none, or if it has left.
+        """Ask a device for a new secret. Raises RefusedError if it is unknown or has left.
 
-        The old secret is valid until then, and at most for `days`.
+        The old secret is valid until the device has a new one, and at most for `days`.
         """
         path = f"/operator/devices/{quote(name, safe='')}/secret"
         body = msgspec.json.encode(NewDeviceSecret(days=days, reason=reason))
@@ -111,15 +111,15 @@ class OperatorClient(CoordinatorClient):
         self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/abort", body))
 
     def drop_update(self, round_: int, name: str, reason: str) -> None:
-        """Take a device's update out of `round_`. Raises RefusedError if it is not there."""
+        """Take a device's update out of `round_`. Raises RefusedError if it has none."""
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/rounds/{round_}/updates/{quote(name, safe='')}/drop"
         self._with_retries(lambda: self._order("POST", path, body))
 
     def go_back(self, round_: int | None, reason: str) -> ModelRound:
-        """Go back to the model of `round_`, by default to that before the last round.
+        """Go back to the model of `round_`, by default to the model before the last round.
 
-        Raises RefusedError if there is no such model, or not now.
+        Raises RefusedError if this model does not exist, or if going back is not possible now.
         """
         body = msgspec.json.encode(EarlierModel(round=round_, reason=reason))
         return self._with_retries(lambda: self._ask("POST", "/operator/model", ModelRound, body))
@@ -179,11 +179,11 @@ class OperatorClient(CoordinatorClient):
         return self._with_retries(lambda: self._ask("POST", "/operator/key", KeyState, body))
 
     def settings_changes(self) -> SettingsChanges:
-        """What has changed in the federation's file. Raises RefusedError if it cannot be used."""
+        """The changes in the federation's file. Raises RefusedError if the file cannot be used."""
         return self._with_retries(lambda: self._ask("GET", "/operator/settings", SettingsChanges))
 
     def apply_settings(self, reason: str) -> SettingsChanges:
-        """Take over the federation's file. Raises RefusedError if it cannot be used."""
+        """Take over the federation's file. Raises RefusedError if the file cannot be used."""
         body = msgspec.json.encode(Order(reason=reason))
         path = "/operator/settings"
         return self._with_retries(lambda: self._ask("POST", path, SettingsChanges, body))

@@ -19,9 +19,9 @@ class Session:
 
     Attributes:
         token: The operator's token. It is checked again at every request.
-        form_token: What every form of the page sends, so that another site cannot send one.
-        used_at: When it was last used.
-        notice: What the next page says about the last action, and whether it was refused.
+        form_token: A secret that every form of the page sends. So other sites cannot send forms.
+        used_at: When the login was last used.
+        notice: A text for the next page about the last action, and whether it was refused.
     """
 
     token: str = field(repr=False)

@@ -38,7 +38,7 @@ class RoundActions(FederationState):
         self.changed.set()
 
     def abort_round(self, round_: int, reason: str, who: str) -> None:
-        """Drop all updates of the open round: it opens again.
+        """Drop all updates of the open round. Then the round opens again.
 
         Raises RefusalError (409) if `round_` is not open.
         """
@@ -52,7 +52,7 @@ class RoundActions(FederationState):
         self.changed.set()
 
     def drop_update(self, round_: int, identifier: str, reason: str, who: str) -> None:
-        """Take the update of a device out of the open round, which waits for no other of it.
+        """Take the update of a device out of the open round. The round waits for no other of it.
 
         Raises RefusalError: 404 if there is no such device, 409 if `round_` is not open or has no
         update of this device.

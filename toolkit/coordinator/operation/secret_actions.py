@@ -18,9 +18,10 @@ class SecretActions(DeviceActions):
     """Asks devices for new secrets."""
 
     def rotate_secret(self, identifier: str, days: float, reason: str, who: str) -> None:
-        """Ask a device for a new secret. The old one is valid until then, at most for `days`.
+        """Ask a device for a new secret.
 
-        If the device was asked already, nothing changes.
+        The old secret is valid until the device has a new one, and at most for `days`. If the
+        device was asked already, nothing changes.
 
         Raises RefusalError: 404 if there is no such device, 409 if it has left.
         """

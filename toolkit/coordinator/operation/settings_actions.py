@@ -1,4 +1,4 @@
-"""The operator's action on the settings: take over what has changed in the federation's file."""
+"""The operator's action on the settings: take over the changes in the federation's file."""
 
 import logging
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ class SettingsActions(FederationState):
     def apply_settings(self, reason: str, who: str) -> SettingsChanges:
         """Take over the federation's file from the next round on.
 
-        The model is loaded again and split for all submodels before anything changes, so that a
-        file that cannot be used is refused.
+        Before anything changes, the model is loaded again and split for all submodels. So an
+        unusable file is refused.
 
         Raises RefusalError (409) for a change that is not possible, or after the last round.
         """

@@ -60,11 +60,11 @@ def round_to_release(
     Args:
         table: The table [release].
         done: How many rounds are over.
-        current: The round whose model is the global one.
+        current: The round whose model is the current global model.
         history: The results of all rounds.
         releases: All releases.
-        kept: The rounds whose models are kept. The best of all rounds may not be among them if the
-            initial model is better.
+        kept: The rounds whose models are kept. If the initial model is better than all later ones,
+            the best later model may not be kept.
     """
     if table.interval is None or done == 0 or done % table.interval:
         return None

@@ -37,7 +37,7 @@ class _Offered:
 class OfferedReleases:
     """Offers the releases in `folder`. Offers are signed when the folder changes, not at each poll.
 
-    `evaluation` is what devices are asked to count in their trials.
+    `evaluation` says what devices should count when they try a release.
     `refresh` may be called in one thread while others ask for offers.
     """
 
@@ -49,9 +49,9 @@ class OfferedReleases:
         self._told = ""
 
     def refresh(self, key: CoordinatorKey) -> None:
-        """Read the releases and sign their offers with `key`, if one of both has changed.
+        """If the releases or `key` have changed, read the releases and sign their offers.
 
-        If they cannot be read, the earlier offers stay, and a warning is logged.
+        If the releases cannot be read, the earlier offers stay, and a warning is logged.
         """
         try:
             stamp = self._folder.stamp()

@@ -154,7 +154,7 @@ def members(state: Path, kinds: Iterable[str]) -> dict[str, list[str]]:
 def share_of(devices: Mapping[str, Sequence[str]], share: float, number: int) -> tuple[str, ...]:
     """The devices in the `share` of release `number`, at least one of each kind with devices.
 
-    Each release draws other devices; the draw of a release is always the same.
+    Each release draws its own devices. Repeated draws for one release give the same devices.
     """
 
     def drawn(device: str) -> bytes:

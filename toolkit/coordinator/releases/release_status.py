@@ -17,7 +17,7 @@ class DeviceRelease:
         device: Its id.
         name: Its name for people.
         kind: Its kind.
-        offered: The release that it is offered; 0 if there is none.
+        offered: The release that the device is offered; 0 if there is none.
         report: Its last report; None if it never sent one.
     """
 

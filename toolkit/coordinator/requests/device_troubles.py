@@ -25,7 +25,7 @@ class DeviceTroubles(FederationState):
         """Record that `device` cannot train its submodel. The open round stops waiting for it.
 
         From the next round on the device trains the submodel `fallback` of its kind, if the config
-        names one. If no other device is in the open round, that round opens again with the
+        names one. If no other device is in the open round, this round opens again with the
         fallback. Repeating the report changes nothing. If the training diverged, the device keeps
         its submodel.
         """

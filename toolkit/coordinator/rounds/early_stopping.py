@@ -20,7 +20,7 @@ def ends_early(
     result: RoundResult,
     received: FederatedEvaluation | None,
 ) -> bool:
-    """Whether the rounds end with `result`, which `store` does not have yet. If so, log why.
+    """Whether the rounds end early with `result`, which is not in `store` yet. If so, log why.
 
     `received` is how the devices judge the model that the round started from.
     """

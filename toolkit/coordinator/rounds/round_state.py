@@ -5,15 +5,15 @@
 
 Without devices that judge the last model, `finished` follows at once.
 
-A device may leave at any time. Another one may take its place and trains from the next round on.
+A device may leave at any time. Another device may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
 The same holds for a device whose owner's conditions do not hold before it has begun with a round.
 A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
 A round may be opened for some devices only, with a goal: it closes with that number of updates. The
 other devices wait. If too few updates have come at its deadline, it opens again for other devices.
 
-In asynchronous rounds a device goes on with the model of a round that closes without its update.
-The update counts in the round that is open when it comes, and then the device waits for the next.
+In asynchronous rounds, if a round closes without the update of a device, the device goes on. The
+update counts in the round that is open when it comes. Then the device waits for the next round.
 
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
@@ -35,7 +35,7 @@ def fewest_updates(
     """The fewest updates that a round may close with.
 
     Args:
-        waited_for: Devices that have sent an update or are still waited for.
+        waited_for: The number of devices that have sent an update or may still send one.
         members: The devices that were members when the round opened and still are.
         min_updates: The value in the federation's file. The default is half of `waited_for`, and at
             least two if more than two devices are members.
@@ -59,8 +59,8 @@ class Goal(NamedTuple):
     """The limits of a round that asks some devices only. They stay when the round opens again.
 
     Attributes:
-        updates: So many updates close the round.
-        needed: With fewer updates the round never closes; at most `updates`.
+        updates: The number of updates that closes the round.
+        needed: With fewer updates the round never closes. At most `updates`.
     """
 
     updates: int
@@ -79,9 +79,9 @@ class Rounds:
     still count. A round that was opened with a `Goal` has its own limits.
 
     With `max_staleness` the rounds are asynchronous: a device may train the model of a round that
-    opened at most so many rounds before the open one.
+    opened at most `max_staleness` rounds before the open round.
 
-    `enough_in` is the last round that closed with its goal: it needed no more updates.
+    `enough_in` is the last round that closed because it had reached its goal.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Rounds:
             self.begin()
 
     def begin(self) -> None:
-        """End enrolment, for good: it does not begin again if devices leave later."""
+        """End enrolment. It does not begin again if devices leave later."""
         self.phase = "finished" if self.over else "aggregating"
 
     def judge_again(self, judges: Collection[str]) -> None:
@@ -156,7 +156,7 @@ class Rounds:
         self.judges, self.phase = self.present & set(judges), "judging"
 
     def leave(self, device: str) -> None:
-        """Remove `device`; an update that it sent for the open round still counts."""
+        """Remove `device`. Its update for the open round still counts."""
         self.devices.discard(device)
         self.stopped.discard(device)
         self.paused.discard(device)
@@ -186,7 +186,7 @@ class Rounds:
         self._take_part(device, offer)
 
     def pause(self, device: str) -> None:
-        """Leave `device` out until `unpause`; an update that it sent for the open round counts."""
+        """Leave `device` out until `unpause`. Its update for the open round still counts."""
         self.paused.add(device)
         self.excuse(device)
 
@@ -216,7 +216,7 @@ class Rounds:
             self.phase = "aggregating"  # nobody is left to wait for: the round opens again
 
     def retract(self, device: str) -> None:
-        """Drop the update of `device`, and wait for no other one in the open round."""
+        """Drop the update of `device`. The open round waits for no other update of it."""
         self.updates.pop(device, None)
         self.excuse(device)
 
@@ -250,8 +250,8 @@ class Rounds:
 
         Args:
             offers: For every device that is present, the hash of its bundle's manifest. The hash is
-                empty for a device without a bundle, which the caller then excuses. With a `goal`,
-                the round asks only the devices that are here.
+                empty for a device without a bundle; the caller then excuses this device. With a
+                `goal`, the round asks only the devices in `offers`.
             now: The current time.
             remaining_s: Seconds to the deadline; by default all of `deadline_s`.
             goal: The limits of a round that asks some devices; None for `quorum` and `min_updates`.
@@ -299,9 +299,9 @@ class Rounds:
         return {device: self.trained_round(device) for device in devices - self.updates.keys()}
 
     def note_started(self, device: str) -> None:
-        """Record that `device` has got work: in asynchronous rounds it may go on after the round.
+        """Record that `device` has got work. In asynchronous rounds it may go on after the round.
 
-        A device that has not asked for work gets that of the next round instead.
+        A device that has not asked for work gets the work of the next round instead.
         """
         if self.phase == "training":
             self._started.add(device)
@@ -312,7 +312,7 @@ class Rounds:
         return begun and device not in self.updates
 
     def started_before(self, devices: Collection[str]) -> None:
-        """Record that `devices` had begun with the round that opens next, before a restart."""
+        """Record that `devices` had begun, before a restart, with the round that opens next."""
         self._started |= set(devices)
 
     def _goes_on(self, device: str) -> bool:
@@ -327,7 +327,7 @@ class Rounds:
         return device in self.flights or (device in self._offers and device in self._started)
 
     def is_too_old(self, round_: int) -> bool:
-        """Whether asynchronous rounds take no update of the model of `round_` any more."""
+        """Whether the model of `round_` is too old: asynchronous rounds refuse its updates."""
         if self.max_staleness is None or self.phase not in ("training", "aggregating"):
             return False
         following = self.round if self.phase == "training" else self.round + 1
@@ -341,12 +341,12 @@ class Rounds:
 
     @property
     def asked(self) -> int:
-        """How many devices the open round, or the last one, was opened for."""
+        """For how many devices the open round was opened; without an open round, the last round."""
         return len(self._opened)
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether the round has as many updates as its goal, so that it needs no more devices."""
+        """Whether the round has as many updates as its goal. It then needs no more devices."""
         return self.goal is not None and len(self.updates) >= self.goal.updates
 
     def check_round(self, device: str, round_: int) -> None:
@@ -404,7 +404,7 @@ class Rounds:
         self.updates[device] = update
 
     def count_left(self, device: str, update: str) -> None:
-        """Count the update of a `device` that has left after it sent this for the open round."""
+        """Count the update of a `device` that sent it for the open round and left afterwards."""
         self._expect(self.phase == "training" and device not in self.devices, "count")
         self._offers[device], self.updates[device] = "", update
 

@@ -1,4 +1,4 @@
-"""Reads how each device judges the model of a round, as long as its update's record is kept."""
+"""Reads how each device judges the model of a round, from the records of updates."""
 
 import json
 from dataclasses import dataclass

@@ -45,12 +45,12 @@ class Release(Struct, frozen=True, kw_only=True):
         created: When it was made, in seconds since 1970.
         changed: When it was last changed.
         kinds: The files of the bundle of each kind.
-        devices: The devices that get it; None if all devices of its kinds do.
-        then_all: Whether all devices get it once all of `devices` have taken it.
+        devices: The devices that get the release; None if all devices of its kinds get it.
+        then_all: Whether all devices get the release after all of `devices` have taken it.
         withdrawn: Whether devices go back to the release before.
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
-        fine_tune: For how many steps devices may train it on their own samples; 0 for none.
+        fine_tune: For how many steps devices may train it on their own samples; 0 if they may not.
         training: The files of the bundle for fine-tuning, by kind.
     """
 

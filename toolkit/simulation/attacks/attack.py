@@ -1,4 +1,4 @@
-"""What an attack is, what a hostile client knows, and how it changes the tensors of its update."""
+"""The type of an attack, the knowledge of a hostile client, and how it forges an update."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a hostile client knows after its training.
+    """The knowledge of a hostile client after its training.
 
     Attributes:
-        received: The tensors that it received, by their names in the bundle.
-        update: Its update, as an honest client would send it. Its samples may be poisoned.
-        known: The trained tensors for each hostile client whose samples this client knows. The
-            training starts from `received`. Empty if the attack does not use them.
+        received: The tensors that the client received, by their names in the bundle.
+        update: The update that an honest client would send. The samples may be poisoned.
+        known: For each hostile client whose samples this client knows, the tensors after a
+            training on these samples from `received`. Empty if the attack does not use them.
         strength: The strength of the attack.
         draw: The client's random numbers in this round.
         seed: A number that all hostile clients know.
@@ -41,7 +41,7 @@ class Trained:
 
 
 class Poison(NamedTuple):
-    """What a hostile client needs to poison its samples.
+    """The values that a hostile client needs to poison its samples.
 
     `highest` is the highest label. `trigger` is the number that marks a sample of a backdoor.
     """
@@ -55,10 +55,10 @@ class Attack(NamedTuple):
 
     Attributes:
         forge: Returns the update that the client sends.
-        strength: The default of `strength`.
+        strength: The default of the table's `strength`.
         poison: Returns the samples that the client trains on; None if it trains on its own.
-        knows: The hostile clients whose samples each of them knows: only its own, those of the
-            first, or those of several.
+        knows: The samples that each hostile client knows: its own, the samples of the first
+            hostile client, or the samples of several.
     """
 
     forge: Callable[[Trained], Received]

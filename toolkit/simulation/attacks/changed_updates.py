@@ -1,7 +1,7 @@
 """Attacks that change an update after an honest training.
 
 In the formulas, w is the tensor that the client received, v the trained tensor, and s the strength.
-The formulas hold for each uploaded tensor, so for each factor of a factorized one.
+The formulas hold for each uploaded tensor. A factorized tensor is uploaded as several factors.
 """
 
 from zlib import crc32
@@ -69,7 +69,7 @@ def drift(trained: Trained) -> Received:
 
 
 def many_samples(trained: Trained) -> Received:
-    """Reverse the change, w - (v - w), and claim s samples. At most 10^12 pass the checks."""
+    """Reverse the change, w - (v - w), and claim s samples. The checks accept at most 10^12."""
     record, tensors = _scaled(trained, -1.0)
     return replace(record, samples=min(int(trained.strength), MOST_SAMPLES)), tensors
 
@@ -94,8 +94,8 @@ def statistics(trained: Trained) -> Received:
 def single_tensor(trained: Trained) -> Received:
     """Set one number of the last parameter to s: mostly a bias of the classifier.
 
-    With a masked loss, it is the bias of a class that occurs in the client's samples, because the
-    other rows are not averaged.
+    With a masked loss, this is the bias of a class that occurs in the client's samples, because
+    the biases of other classes are not averaged.
     """
     record = trained.update[0]
     last = [entry for entry in record.tensors if entry.role == "parameter"][-1]

@@ -1,4 +1,4 @@
-"""Which clients are hostile, what they know of each other, and the update that each sends."""
+"""Chooses the hostile clients, shares their samples among them, and makes their updates."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ def hostile_clients(table: HostileTable | None, clients: int, seed: int) -> froz
 
 
 def known_to(number: int, hostile: frozenset[int], table: HostileTable) -> list[int]:
-    """The clients whose samples the hostile client `number` uses, beside its own."""
+    """The clients whose samples the hostile client `number` uses; empty for only its own."""
     match ATTACKS[table.attack].knows:
         case "own":
             return []
@@ -75,8 +75,9 @@ class HostileTraining:
             round_: The round.
             own: The client.
             known: The clients of `known_to`.
-            received: The tensors that it received.
-            train: Trains with the seed of a client's number on samples.
+            received: The tensors that `own` received.
+            train: A function of a client's number and samples. It trains on these samples, with the
+                seed that belongs to the number.
         """
         attack = ATTACKS[self.table.attack]
         number, data = known[0] if attack.knows == "first" else own

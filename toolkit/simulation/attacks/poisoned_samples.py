@@ -29,8 +29,8 @@ def backdoored(data: LocalData, poison: Poison) -> LocalData:
 def with_trigger(x: np.ndarray, value: float) -> np.ndarray:
     """Copies of the samples `x` (n, ...) with the trigger: a corner where each number is `value`.
 
-    The corner is the last quarter of the last two axes of a sample, at least one number of each.
-    Samples with one axis have only one.
+    The corner is the last quarter of each of the last two axes of a sample, at least one number
+    long. If samples have one axis, the corner is the last quarter of this axis.
     """
     marked = x.copy()
     leading = [slice(None)] * max(1, x.ndim - 2)
@@ -44,7 +44,7 @@ def backdoor_samples(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Held-out samples with the trigger, and TARGET as their labels; None without any.
 
-    Samples of the class TARGET are left out. The accuracy on the others is the backdoor's success.
+    Samples of the class TARGET are left out. The accuracy on the rest is the backdoor's success.
     """
     others = y != TARGET
     if not others.any():

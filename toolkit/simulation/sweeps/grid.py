@@ -79,7 +79,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 def folder_names(runs: Sequence[Values]) -> list[str]:
     """A name for the folder of each run, made of its values.
 
-    A run has the same name in each sweep with the same keys. So a larger grid continues a smaller.
+    A run has the same name in each sweep with the same keys. So a larger grid reuses finished runs.
 
     Examples:
         >>> folder_names([{"training.epochs": 1, "devices.board.submodel": "slice:0.3"}])
@@ -108,7 +108,7 @@ def described(values: Values) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of a grid as text: a text as it is, others in the notation of JSON."""
+    """A value of a grid as text: a text stays as it is, other values are written as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

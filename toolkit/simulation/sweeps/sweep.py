@@ -55,7 +55,7 @@ class Run:
     def is_finished(self) -> bool:
         """Whether there is nothing left to do.
 
-        False for a loss of the user's own: its code may have changed since.
+        False if the loss is the user's own, because its code may have changed since.
         """
         folder = self.read()
         written = all((self.folder / name).is_file() for name in (MODEL, CURVES))

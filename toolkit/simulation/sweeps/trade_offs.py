@@ -1,4 +1,4 @@
-"""What the simulations of a sweep reach, and what they cost: the best one within limits."""
+"""The scores and costs of a sweep's simulations, and the best simulation within limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ class Point:
 
 
 def traffic_of(row: Row) -> float:
-    """The bytes that a device receives and sends in a round in which it takes part, on average."""
+    """The mean bytes that a device receives and sends in a round, if it takes part in the round."""
     shares = []
     for run in row.histories:
         devices = sum(
@@ -121,18 +121,18 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
 
 
 def best_of(points: Sequence[Point], limits: Limits) -> Point | None:
-    """The point with the best score within `limits`; None if none keeps them.
+    """The point with the best score within `limits`; None if no point keeps them.
 
-    Of equally good points, the one with the fewest bytes.
+    Of equally good points, this is the point with the fewest bytes.
     """
     within = [point for point in points if point.keeps(limits)]
     return max(within, key=lambda point: (point.quality, -point.costs["bytes"]), default=None)
 
 
 def front(points: Sequence[Point], cost: Cost) -> list[Point]:
-    """The Pareto front: no other point is as good for less, or better for as much.
+    """The Pareto front: no other point is as good at a lower cost, or better at the same cost.
 
-    Sorted by cost, ascending.
+    The points are sorted by cost, ascending.
     """
     kept: list[Point] = []
     for point in sorted(points, key=lambda own: (own.costs[cost], -own.quality)):

@@ -67,7 +67,7 @@ DONE: dict[Action, str] = {
 
 
 def offered(device: FleetDevice) -> list[tuple[Action, str, str]]:
-    """The actions that change something for `device`, each with its button and what it does."""
+    """The actions that change something for `device`, each with its button and its effect."""
     away = device.state in (LEFT, ABSENT)
     possible: dict[Action, bool] = {
         "pause": not away and device.decision != "paused",
@@ -162,7 +162,7 @@ async def rotate_key(request: Request) -> Response:
 
 
 async def done(request: Request, page: str, said: str, action: Callable[[str], object]) -> Response:
-    """Carry out `action` of the operator, and show `page` with what was done or refused."""
+    """Carry out `action` of the operator. Then show `page`, which says what was done or refused."""
     session = session_of(request)[1]
     try:
         await run_in_threadpool(action, operator_of(request).name)

@@ -1,4 +1,4 @@
-"""The routes of the operator's page. Admission closes all but two of them to strangers."""
+"""The routes of the operator's page. `admission.py` says which of them strangers may use."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence

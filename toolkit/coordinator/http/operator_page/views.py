@@ -34,7 +34,7 @@ class Query(msgspec.Struct, frozen=True):
     descending: bool = False
 
     def with_(self, **changed: object) -> str:
-        """This query with some changed values, as the part of an address after `?`."""
+        """This query with some changed values, as the part of a URL after `?`."""
         values = msgspec.structs.asdict(msgspec.structs.replace(self, **changed))
         unlike = {k: v for k, v in values.items() if v != getattr(Query(), k)}
         return urlencode({k: "true" if v is True else v for k, v in unlike.items()})
