@@ -3,11 +3,15 @@
 import importlib
 import multiprocessing
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -147,6 +151,40 @@ def warm_context() -> ForkServerContext:
     with patch.dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}"):
         forkserver.ensure_running()
     return context
+
+
+@contextmanager
+def kept_killing(
+    serve: Callable[[Path], None], folder: Path, draw: random.Random, kills: int = 12
+) -> Iterator[Callable[[], int]]:
+    """A coordinator that `serve` runs in `folder`, killed at random moments and started again.
+
+    Gives how often it was killed. After `kills` times it is left alone.
+    """
+    # Forked from a process that has loaded all: the time between two starts is short.
+    context = warm_context()
+    ending, killed = threading.Event(), 0
+
+    def keep_killing() -> None:
+        nonlocal killed
+        while not ending.is_set():
+            process = context.Process(target=serve, args=(folder,))
+            process.start()
+            if killed < kills:
+                time.sleep(draw.uniform(0.1, 0.4))
+                killed += 1
+            else:
+                ending.wait(60)
+            process.kill()
+            process.join()
+
+    thread = threading.Thread(target=keep_killing)
+    thread.start()
+    try:
+        yield lambda: killed
+    finally:
+        ending.set()
+        thread.join()
 
 
 def _run(

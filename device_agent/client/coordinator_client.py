@@ -50,6 +50,7 @@ from device_agent.formats.protocol.rounds import (
     SubmodelFailure,
     Work,
 )
+from device_agent.formats.protocol.secure_sums import SUM_ROUTES, SecureMessage, SecureStep
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.errors import AuthorisationError, ClientError
@@ -293,6 +294,22 @@ class CoordinatorClient:
         return self._with_retries(
             lambda: self._ask("POST", f"/rounds/{round_}/update", Receipt, record)
         )
+
+    def secure_step(self, round_: int) -> SecureStep:
+        """Ask what this device does next in the secure sum of `round_`."""
+        return self._with_retries(lambda: self._ask("GET", f"/rounds/{round_}/sum", SecureStep))
+
+    def send_to_sum(self, round_: int, message: SecureMessage) -> None:
+        """Send this device's answer to a step of the secure sum of `round_`.
+
+        Raises:
+            RefusedError: The coordinator does not take it.
+        """
+        path, body = (
+            f"/rounds/{round_}/sum/{SUM_ROUTES[type(message)]}",
+            msgspec.json.encode(message),
+        )
+        self._with_retries(lambda: self._order("POST", path, body))
 
     def send_judgement(self, round_: int, judgement: "Judgement") -> Receipt:
         """Send this device's evaluation of the final model, which the last round `round_` produced.

@@ -10,6 +10,8 @@ attempts.json          number of failed trainings in a row (see training_attempt
 rounds.log             what the device has done in its rounds (see round_log.py)
 personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
+secure-sums            there if the federation has used secure sums: then updates are never sent
+masked.bin             the update behind masks, while it is sent
 release.json           which release is current; the bundles are in releases/ (see
                        release_folder.py)
 fine-tuning/           a fine-tuning of the current release that is not finished
@@ -39,7 +41,7 @@ from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.training.training_folder import training_folder
-from profiles.errors import ClientError, InputError, UpdateError
+from profiles.errors import ClientError, InputError, TrustError, UpdateError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +77,8 @@ class DeviceState(StateFolder):
         self.form_checks = folder / "forms.json"
         self.personal_file = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
+        self._secure = folder / "secure-sums"
+        self.masked = folder / "masked.bin"
         self.releases = DeviceReleases(folder)
 
     @contextmanager
@@ -169,7 +173,8 @@ class DeviceState(StateFolder):
         self.form_checks.unlink(missing_ok=True)
         (self.folder / "runtimes.json").unlink(missing_ok=True)  # of earlier agents
         self.log.unlink(missing_ok=True)
-        self._newest.unlink(missing_ok=True)
+        for path in (self._newest, self._secure, self.masked):
+            path.unlink(missing_ok=True)
         self.releases.forget()
         if not keep_personal:
             self.personal_file.unlink(missing_ok=True)
@@ -178,10 +183,11 @@ class DeviceState(StateFolder):
         """Check the signature of `work` with the coordinator's `key`, and its time. Store the time.
 
         Raises:
-            TrustError: The coordinator did not sign the work, the work is too old, or the device's
-                clock is wrong.
+            TrustError: The coordinator did not sign the work, the work is too old, the device's
+                clock is wrong, or the federation does not use secure sums any more.
         """
         check_signature(work, key)
+        self._check_still_secure(work)
         try:
             newest = int(self._newest.read_text())
         except FileNotFoundError:  # none yet
@@ -192,6 +198,25 @@ class DeviceState(StateFolder):
         noted = check_age(work, newest, clock)
         if noted != newest:
             write_file(self._newest, f"{noted}\n".encode())
+
+    def _check_still_secure(self, work: Work) -> None:
+        """Raise TrustError if earlier work had secure sums, and `work` asks for the update itself.
+
+        Otherwise a coordinator could end the protection without telling anybody.
+        """
+        if work.state != "train":
+            return
+        if work.secure is not None:
+            if not self._secure.exists():
+                write_file(self._secure, b"")
+        elif self._secure.exists():
+            raise TrustError(
+                "The coordinator asks for the update of this device, but the federation used "
+                "secure sums before, which reveal no single update. Nothing was sent. Ask the "
+                "operator. To agree, leave and join again.",
+                code="trust.no-secure-sum",
+                round=work.round,
+            )
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
         """Assemble bundle/ from the offered files. Only files that are not cached are downloaded.

@@ -24,6 +24,7 @@ from device_agent.federation.releases.release_fine_tuning import ReleaseFineTuni
 from device_agent.federation.releases.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
+from device_agent.federation.secure_sending import SecureSending
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.stop_report import BY_OWNER, stop_report, without_folders
 from device_agent.federation.training_attempts import (
@@ -217,6 +218,7 @@ class _Rounds:
         self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
         self.failed: TrainingFailedError | None = None
         self._manifest = ""
+        self._is_secure = False
 
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
@@ -279,7 +281,7 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
-        self._manifest = _manifest(work)
+        self._manifest, self._is_secure = _manifest(work), work.secure is not None
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
@@ -288,7 +290,10 @@ class _Rounds:
                 self._train(work)
             self._compare_inputs(work)
             self._pauses.wait()
-            self._send(work.round)
+            if not self._send(work):
+                text = "Round %d continued without this device."
+                log.info(text, work.round, extra=about)
+                return False
         except TrainingFailedError as failed:
             self._handle_failure(failed)
             return False
@@ -300,6 +305,10 @@ class _Rounds:
             return False
         except _RoundClosedError:
             log.info(CLOSED, work.round, extra=about)
+            return False
+        except TrustError as error:  # the coordinator broke a rule of secure sums
+            log.warning("Round %d: %s", work.round, error, extra=about)
+            self._tell(Progress(state="paused", note=str(error)))
             return False
         log.info("Round %d: the update was accepted.", work.round, extra=about)
         return True
@@ -402,13 +411,21 @@ class _Rounds:
         return work.round > self.current or work.state != "train"
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        self._tell(Progress(state="training", loss=loss))
+        # In a federation with secure sums, nobody learns the loss of a single device.
+        self._tell(Progress(state="training", loss=None if self._is_secure else loss))
 
-    def _send(self, round_: int) -> None:
+    def _send(self, work: Work) -> bool:
+        """Send the update. Returns False if a secure sum does without it."""
+        round_ = work.round
         log.info("Sending the update of round %d", round_, extra=fields(round=round_))
         self._tell(Progress(state="uploading"))
+        if work.secure is not None:
+            seed = self._options.training.seed
+            sending = SecureSending(self._folder, self._client, self._key, self._hooks.rest, seed)
+            return sending.add(work)
         self._client.send_tensors(round_, self._folder.update / TENSORS)
         self._client.send_update(round_, (self._folder.update / RECORD).read_bytes())
+        return True
 
     def _tell(self, progress: Progress) -> None:
         self._progress = progress

@@ -13,6 +13,7 @@ from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.secure_sums import SecureStep, group_text
 from profiles.errors import TrustError
 
 FORGED_WORK, FORGED_RELEASE = "trust.forged-work", "trust.forged-release"
@@ -32,6 +33,10 @@ def work_text(work: Work) -> bytes:
     lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
     lines += _evaluation_lines(work.evaluation)
     lines += ["judge"] if work.state == "judge" else []
+    if (terms := work.secure) is not None:
+        # In millionths: programs in other languages format a fraction differently.
+        change = round(terms.most_change * 1e6)
+        lines.append(f"secure {terms.fewest} {change} {terms.most_samples}")
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -158,6 +163,17 @@ def check_signature(work: Work, key: str) -> None:
             "the operator has a new key.",
             code=FORGED_WORK,
             round=work.round,
+        )
+
+
+def check_group(step: SecureStep, key: str) -> None:
+    """Raise TrustError unless the coordinator with the public `key` has signed the group."""
+    if not is_signed(key, step.signature, group_text(step.round, step.members)):
+        raise TrustError(
+            "The list of devices of a secure sum is not signed by the coordinator that this device "
+            "has joined: somebody in between has altered it. Nothing was sent. Use https.",
+            code=FORGED_WORK,
+            round=step.round,
         )
 
 

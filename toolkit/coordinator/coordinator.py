@@ -152,6 +152,7 @@ class Coordinator(
                 inputs=self.inputs,
                 evaluation=self.config.evaluation.request,
                 budget_s=self.config.budget_s,
+                secure=self.config.secure_terms if task == "train" else None,
             )
             offer = _Offer(bundle, self.key.signed(work, now), self.key)
             self._offers[round_, submodel] = offer

@@ -23,6 +23,7 @@ from toolkit.coordinator.notifications import Event, EventName, Notifier
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.releases.offered_releases import OfferedReleases
 from toolkit.coordinator.rounds.round_state import Rounds
+from toolkit.coordinator.rounds.round_sums import RoundSums
 from toolkit.coordinator.rounds.upload_validation import CheckUpdate
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
@@ -70,6 +71,7 @@ class FederationState:
             change replaces it.
         new_settings: The `NewSettings` that take effect in a later round, or None.
         wanted_model: The `WantedModel` to which the rounds go back as soon as possible, or None.
+        sums: The secure sums of the open round; None if devices send their updates.
     """
 
     config: CoordinatorConfig
@@ -103,10 +105,13 @@ class FederationState:
     make_model: Callable[[CoordinatorConfig], object] | None = None
     new_settings: Any = None
     wanted_model: Any = None
+    sums: RoundSums | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)
         self.released = OfferedReleases(folder, self.config.evaluation.request)
+        terms = self.config.secure_terms
+        self.sums = None if terms is None else RoundSums(terms)
         self.secrets_due = secret_log.decoded(self.store.value(secret_log.DUE_SECRETS))
         self.key_changes = key_log.decoded(self.store.value(key_log.KEY_CHANGES))
 

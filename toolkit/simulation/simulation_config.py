@@ -60,6 +60,11 @@ class SimulationConfig(FederationConfig):
 
     @model_validator(mode="after")
     def _privacy_has_clients(self) -> Self:
+        if self.secure_terms is not None:
+            raise ValueError(
+                "only `serve` knows secure_aggregation of [privacy], which does not change the "
+                "model: remove it for `simulate`"
+            )
         if self.privacy is not None and self.simulation.baseline is not None:
             raise ValueError(
                 "[privacy] does not go with a `baseline`, which averages no updates: remove one of "

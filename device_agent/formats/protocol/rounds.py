@@ -8,6 +8,7 @@ from msgspec import Meta
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import Count
 from device_agent.formats.protocol.releases import ReleaseOffer
+from device_agent.formats.protocol.secure_sums import SecureTerms
 from device_agent.formats.protocol.transfers import FileOffer
 
 MOST_CHANNELS = 64
@@ -50,7 +51,8 @@ class Work:
     after the last round, the device stays for releases. `note` tells the owner why the device
     waits, if an operator decided so or if the round already had enough updates. `new_secret` is not
     empty if the operator wants the device to make a new secret: the device answers this challenge
-    with a NewSecret.
+    with a NewSecret. With `secure` the device does not send its update: it adds the update to a
+    secure sum, see `secure_sums.py`.
     """
 
     state: Literal["train", "wait", "judge", "finished"]
@@ -68,6 +70,7 @@ class Work:
     budget_s: float | None = None
     note: str | None = None
     new_secret: str = ""
+    secure: SecureTerms | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,9 @@ Step = Literal["wait", "shares", "input", "confirm", "unmask", "over", "again"]
 FEWEST = 3
 """No device takes part in a smaller sum: two devices would know each other's updates."""
 
+MOST_SAMPLES = 10**6
+"""The largest `most_samples`, so that the sums of counts fit in 64 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SecureTerms:
@@ -32,7 +35,7 @@ class SecureTerms:
 
     fewest: Annotated[int, Meta(ge=FEWEST)]
     most_change: Annotated[float, Meta(gt=0)]
-    most_samples: Annotated[int, Meta(ge=1)]
+    most_samples: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,17 @@ class SecureUnmasking:
 
     seeds: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
     keys: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
+
+
+SecureMessage = SecureKeys | SecureShares | SecureInput | SecureConfirmation | SecureUnmasking
+SUM_ROUTES: dict[type[SecureMessage], str] = {
+    SecureKeys: "keys",
+    SecureShares: "shares",
+    SecureInput: "input",
+    SecureConfirmation: "confirmation",
+    SecureUnmasking: "unmasking",
+}
+"""The last part of the route of each message, below /rounds/{round}/sum."""
 
 
 def keys_text(round_: int, bundle: str, mask_key: str, share_key: str) -> bytes:

@@ -4,14 +4,12 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from commands import warm_context
+from commands import kept_killing
 from device_agent.federation import round_loop
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.membership import join
@@ -27,7 +25,6 @@ from vector_fleet import CONFIG, ROUNDS, VectorModel, configured, running, token
 
 HEAD = CONFIG[: CONFIG.index("[[devices]]")]
 FLEET = f'{HEAD}[[devices]]\nname = "phone"\nsubmodel = "auto"\ncount = 3\n'
-KILLS = 12
 
 
 class Chooser:
@@ -44,35 +41,6 @@ def serve(folder: Path) -> None:
     """A coordinator in this process, until it is killed."""
     config = load_config(folder / "fleet.toml")
     Server(config, VectorModel(), Path("fleet.toml"), Chooser(folder)).run()
-
-
-@contextmanager
-def killed_again_and_again(folder: Path, draw: random.Random) -> Iterator[Callable[[], int]]:
-    """A coordinator, killed at random moments and started again; gives how often it was."""
-    # Forked from a process that has loaded all: the time between two starts is short.
-    context = warm_context()
-    ending, kills = threading.Event(), 0
-
-    def keep_killing() -> None:
-        nonlocal kills
-        while not ending.is_set():
-            process = context.Process(target=serve, args=(folder,))
-            process.start()
-            if kills < KILLS:
-                time.sleep(draw.uniform(0.1, 0.4))
-                kills += 1
-            else:
-                ending.wait(60)
-            process.kill()
-            process.join()
-
-    thread = threading.Thread(target=keep_killing)
-    thread.start()
-    try:
-        yield lambda: kills
-    finally:
-        ending.set()
-        thread.join()
 
 
 def joined(config: CoordinatorConfig, url: str, state: Path) -> Identity:
@@ -104,7 +72,7 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
         patient = {"sleep": lambda seconds: time.sleep(0.1)}
         sent[name] = round_loop.run(options, train=train_vector, **patient)
 
-    with killed_again_and_again(tmp_path / "c", random.Random(seed)) as kills:
+    with kept_killing(serve, tmp_path / "c", random.Random(seed)) as kills:
         threads = [threading.Thread(target=take_part, args=(name,)) for name in names]
         for thread in threads:
             thread.start()

@@ -145,7 +145,7 @@ class RoundAggregation:
 
     def run(self) -> int:
         """Aggregate the updates. Returns how many of them were not left out."""
-        devices = [device for device, _, _ in self._store.updates(self._round)]
+        devices = self._senders()
         self._bound(devices)
         try:
             self._fold(devices)
@@ -155,6 +155,10 @@ class RoundAggregation:
         if self._limits is not None:
             self.reference = self._limits.reference.after(self._limits.figures)
         return len(devices) - len(self.left_out)
+
+    def _senders(self) -> list[str]:
+        """The devices whose updates have come."""
+        return [device for device, _, _ in self._store.updates(self._round)]
 
     @property
     def suspect(self) -> Suspect | None:

@@ -24,6 +24,7 @@ from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.closing.new_settings import model_for_new_settings
 from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
+from toolkit.coordinator.closing.secure_closing import ClosedSums, SumAggregation, close_sums
 from toolkit.coordinator.closing.untrainable_model import go_back, go_back_as_wanted, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.database.device_registry import hashed, label
@@ -191,17 +192,21 @@ class RoundWorker:
             round_, received, needed = rounds.round, len(rounds.updates), rounds.needed
             rounds.reopen()
             coordinator.store.open_round.end()
-        coordinator.missed_deadlines += 1
-        times = coordinator.missed_deadlines
+        text = (
+            f"Round {round_}: {counted(received, 'update')} came before its deadline, but a "
+            f"round needs at least {needed}. The round stays open for {rounds.deadline_s:g} s "
+            "more. The updates that have come count."
+        )
+        self._say_stalled(text, updates=received, needed=needed)
+
+    def _say_stalled(self, text: str, **values: int) -> None:
+        """Tell the operator that the round opens again, at first and then ever less often."""
+        self._coordinator.missed_deadlines += 1
+        times = self._coordinator.missed_deadlines
         if times in OFTEN:
-            text = (
-                f"Round {round_}: {counted(received, 'update')} came before its deadline, but a "
-                f"round needs at least {needed}. The round stays open for {rounds.deadline_s:g} s "
-                "more. The updates that have come count."
-            )
             text += f" It was opened again {times} times." if times > 1 else ""
             logger.warning(text)
-            coordinator.notify("round-stalled", text, updates=received, needed=needed)
+            self._coordinator.notify("round-stalled", text, **values)
 
     def _take_new_settings(self) -> None:
         """Let new settings take effect if their round is the next one."""
@@ -315,6 +320,8 @@ class RoundWorker:
                 goal = None if asked is None else Goal(asked.goal, asked.needed)
                 coordinator.note_too_old()
                 rounds.open(everyone, coordinator.clock(), left, goal)
+                if coordinator.sums is not None:
+                    coordinator.sums.clear()  # devices offer new keys, also if it opens again
                 for name, update in earlier.items():
                     if name in offers:
                         rounds.take_again(name, update)
@@ -352,12 +359,22 @@ class RoundWorker:
     def _fold(self) -> None:
         coordinator = self._coordinator
         round_ = coordinator.rounds.round
+        sums = None
+        if coordinator.sums is not None:
+            sums = self._closed_sums(round_)
+            if sums is None:
+                return
         received = counts_of_updates(coordinator, round_)
         store, is_async = coordinator.store, coordinator.rounds.max_staleness is not None
         bounded, bar = coordinator.config.aggregation.bounds, bar_of(coordinator, self._held_out)
-        folding = RoundAggregation(
-            self._model, store, self._held_out, round_, is_async, bounded, bar
-        )
+        folding: RoundAggregation
+        if sums is None:
+            folding = RoundAggregation(
+                self._model, store, self._held_out, round_, is_async, bounded, bar
+            )
+        else:
+            folding = SumAggregation(self._model, coordinator, self._held_out, round_, sums.groups)
+            folding.left_out |= sums.failed
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
@@ -380,11 +397,37 @@ class RoundWorker:
         if stops:
             note_early_end(coordinator.store, coordinator.config, round_)
         coordinator.keep_flights()
-        self._keep(result, figure, _staleness_text(staleness), folding.reference)
+        summed = [] if sums is None else sums.devices(set(folding.left_out))
+        self._keep(result, figure, _staleness_text(staleness), folding.reference, summed)
         coordinator.folded(trusted, stops)
         pause_judged(coordinator)
         if coordinator.rounds.over:
             coordinator.notify("rounds-ended", "All rounds are done.")
+
+    def _closed_sums(self, round_: int) -> ClosedSums | None:
+        """The secure sums of the closed round. None if the round opens again, or the program ends.
+
+        Devices that are in no sum are noted.
+        """
+        coordinator = self._coordinator
+        sums = close_sums(coordinator, self._stopping)
+        if sums is None:
+            return None
+        with coordinator.lock:
+            for device, why in sums.lost.items():
+                coordinator.activity[device].missed = f"not in round {round_}: {why}"
+        if sums.groups:
+            for text in sums.texts():
+                logger.info("Round %d: %s.", round_, text)
+            return sums
+        with coordinator.lock:
+            coordinator.rounds.reopen()
+            coordinator.store.open_round.end()
+        reasons = " ".join(f"{submodel}: {why}" for submodel, why in sums.failed.items())
+        self._say_stalled(
+            f"Round {round_} opens again, because it has no secure sum. {reasons}", updates=0
+        )
+        return None
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
@@ -442,15 +485,16 @@ class RoundWorker:
         received: FederatedEvaluation | None = None,
         about: str = "",
         reference: Reference | None = None,
+        summed: Collection[str] = (),
     ) -> None:
         """Save and publish the global model with its `result`, and log it with `about` its updates.
 
         `received` is how the devices judge the model that they received in this round. `reference`
-        is for the limits of the next round.
+        is for the limits of the next round. `summed` are the devices in secure sums.
         """
         data = self._model.save()
         store = self._coordinator.store
-        self._when_room(partial(store.add_result, result, data, received, reference))
+        self._when_room(partial(store.add_result, result, data, received, reference, summed))
         self._when_room(partial(self._publish, data))
         which = round_of(result.round, self._coordinator.rounds.total).capitalize()
         source = counted(result.updates, "update")

@@ -11,6 +11,7 @@ from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.secure_sums import SecureMember, group_text
 from device_agent.formats.signed_work import (
     card_text,
     invitation_text,
@@ -61,6 +62,10 @@ class CoordinatorKey:
         """Return `invitation` with the public key and a signature."""
         signature = self._signature(invitation_text(invitation))
         return replace(invitation, key=self.public, signature=signature)
+
+    def group_signature(self, round_: int, members: list[SecureMember]) -> str:
+        """The signature of the group of a secure sum, in base64."""
+        return self._signature(group_text(round_, members))
 
     def card_signature(self, card: bytes) -> str:
         """The signature of a model card, in base64; `card` is the content of `card.json`."""

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from device_agent.formats.preprocessing import Images, Series, misfit
+from device_agent.formats.protocol.secure_sums import SecureTerms
 from exporters.objectives.loss_text import canonical, takes_numbers
 from profiles.errors import InputError
 from profiles.text_formatting import counted
@@ -24,6 +25,7 @@ from toolkit.coordinator.federation_file.device_kinds import ANY, DeviceKind
 from toolkit.coordinator.federation_file.model_keys import ModelKeys
 from toolkit.coordinator.federation_file.privacy_table import PrivacyTable, with_privacy
 from toolkit.coordinator.federation_file.round_keys import RoundKeys
+from toolkit.coordinator.federation_file.secure_misfit import secure_misfit
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.coordinator.federation_file.small_tables import (
     EvaluationTable,
@@ -180,7 +182,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
 
     @model_validator(mode="after")
     def _privacy_is_kept(self) -> Self:
-        if self.privacy is None:
+        if self.privacy is None or self.privacy.secure_aggregation:
             return self
         for key, breaks, why in (
             ('mode = "async"', self.mode == "async", "one device may send several updates"),
@@ -209,6 +211,11 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
                 "that wait for a release lose their places between two requests"
             )
         return self
+
+    @property
+    def secure_terms(self) -> SecureTerms | None:
+        """The terms of secure sums; None without them."""
+        return None if self.privacy is None else self.privacy.terms
 
     @property
     def places(self) -> int | None:
@@ -241,6 +248,15 @@ class CoordinatorConfig(FederationConfig):
 
     @model_validator(mode="after")
     def _privacy_is_simulated(self) -> Self:
-        if self.privacy is not None:
-            raise ValueError("only `simulate` knows [privacy] so far: remove it for `serve`")
+        if self.privacy is not None and not self.privacy.secure_aggregation:
+            raise ValueError(
+                "only `simulate` knows `clip` and `noise_multiplier` of [privacy] so far: remove "
+                "them for `serve`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _secure_sums_are_possible(self) -> Self:
+        if self.secure_terms is not None and (why := secure_misfit(self)) is not None:
+            raise ValueError(f"secure_aggregation of [privacy] does not go with {why}")
         return self

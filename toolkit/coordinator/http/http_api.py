@@ -8,7 +8,6 @@ from typing import Annotated, Any, BinaryIO
 from fastapi import APIRouter, Depends, FastAPI, Header, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
-from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
@@ -26,13 +25,26 @@ from device_agent.formats.protocol.rounds import (
     SubmodelFailure,
     Work,
 )
+from device_agent.formats.protocol.secure_sums import (
+    SecureConfirmation,
+    SecureInput,
+    SecureKeys,
+    SecureShares,
+    SecureUnmasking,
+)
 from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
 from toolkit.coordinator.coordinator import Coordinator
-from toolkit.coordinator.database.device_registry import Device
-from toolkit.coordinator.http import health_api, operator_api
-from toolkit.coordinator.http.admission import CALLER, CREDENTIALS
+from toolkit.coordinator.http import health_api, operator_api, secure_api
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
+from toolkit.coordinator.http.device_routes import (
+    CONFLICT,
+    DEVICE_ANSWERS,
+    Caller,
+    JoinToken,
+    Service,
+    caller_of,
+)
 from toolkit.coordinator.http.operator_page.routes import add_operator_page
 from toolkit.coordinator.http.problem_answers import answer_problems
 from toolkit.coordinator.http.strict_json import body_of, described, schemas
@@ -52,42 +64,16 @@ from toolkit.web.static_files import join_routes
 
 MESSAGES = [
     *(JoinRequest, Judgement, NewSecret, Progress, ReleaseReport, Stopped, SubmodelFailure),
-    UpdateRecord,
+    *(SecureConfirmation, SecureInput, SecureKeys, SecureShares, SecureUnmasking, UpdateRecord),
     *(EarlierModel, NewDeadline, NewDeviceSecret, NewJoinToken, NewKey, NewOperator, Order),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
-_bearer = HTTPBearer(auto_error=False, description=CREDENTIALS)
 
-
-# Admission has checked the credentials before the body came. These functions are async, because
-# FastAPI runs others in a thread, which costs more than the functions themselves.
-async def _coordinator(request: Request) -> Coordinator:
-    coordinator: Coordinator = request.app.state.coordinator
-    return coordinator
-
-
-async def _caller(request: Request, _: Annotated[object, Depends(_bearer)]) -> Device | str:
-    caller: Device | str = request.scope["state"][CALLER]
-    return caller
-
-
-Service = Annotated[Coordinator, Depends(_coordinator)]
-Caller = Annotated[Device, Depends(_caller)]
-JoinToken = Annotated[str, Depends(_caller)]
 Sha256 = Annotated[str, PathParameter(pattern="^[0-9a-f]{64}$")]
 
-router = APIRouter(
-    prefix=API,
-    responses={
-        401: {"model": Problem, "description": "This token or secret is unknown"},
-        422: {"model": Problem, "description": "The content of the request cannot be used"},
-    },
-)
-_conflict: dict[int | str, dict[str, Any]] = {
-    409: {"model": Problem, "description": "The request does not fit the present state"},
-}
+router = APIRouter(prefix=API, responses=DEVICE_ANSWERS)
 
 
 @router.get(
@@ -107,7 +93,7 @@ def invitation(token: JoinToken, service: Service) -> Invitation:
     description="For a device or the holder of a join token that knows an earlier key. Each change "
     "is signed with the key that was replaced.",
 )
-def key_changes(caller: Annotated[object, Depends(_caller)], service: Service) -> KeyChanges:
+def key_changes(caller: Annotated[object, Depends(caller_of)], service: Service) -> KeyChanges:
     """List the changes of the key."""
     return service.signed_key_changes()
 
@@ -243,7 +229,7 @@ def stopped(
     description="For a device whose work has a challenge in `new_secret`. From then on its old "
     "secret is void.",
     status_code=204,
-    responses=_conflict,
+    responses=CONFLICT,
     openapi_extra=described(NewSecret),
 )
 def new_secret(
@@ -269,7 +255,7 @@ def leave(device: Caller, service: Service) -> None:
     summary="Ask how much of the tensors has come",
     description="How many bytes of the tensors with this SHA-256 the coordinator has. A request of "
     "this device that is still sending tensors is ended.",
-    responses=_conflict,
+    responses=CONFLICT,
 )
 def upload(round: int, sha256: Sha256, device: Caller, service: Service) -> Upload:
     """Tell how many bytes have come."""
@@ -283,7 +269,7 @@ def upload(round: int, sha256: Sha256, device: Caller, service: Service) -> Uplo
     "continues an upload that broke off: the body has the bytes after that offset. A device has "
     "one upload at a time; the last request wins. The update counts once its update.json came.",
     status_code=204,
-    responses=_conflict | {413: {"model": Problem, "description": "More than the bundle needs"}},
+    responses=CONFLICT | {413: {"model": Problem, "description": "More than the bundle needs"}},
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -314,7 +300,7 @@ async def put_tensors(
     "/rounds/{round}/update",
     summary="Send the update",
     description="update.json, after its tensors. The same update may be sent again.",
-    responses=_conflict,
+    responses=CONFLICT,
     openapi_extra=described(UpdateRecord),
 )
 async def post_update(round: int, request: Request, device: Caller, service: Service) -> Receipt:
@@ -328,7 +314,7 @@ async def post_update(round: int, request: Request, device: Caller, service: Ser
     summary="Judge the last model",
     description="After the last round: how this device predicts its held-out samples with the "
     "offered model. The same judgement may be sent again.",
-    responses=_conflict,
+    responses=CONFLICT,
     openapi_extra=described(Judgement),
 )
 def post_evaluation(
@@ -355,7 +341,7 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
     description="Whether the device predicts with the release that it was offered, why not, and "
     "what it counted in its trial. The same report may be sent again; a later one replaces it.",
     status_code=204,
-    responses=_conflict,
+    responses=CONFLICT,
     openapi_extra=described(ReleaseReport),
 )
 def release_report(
@@ -373,7 +359,7 @@ def release_report(
     summary="See the fleet",
     description="Devices, rounds and the quality of the model, for devices and the operator.",
 )
-def status(caller: Annotated[object, Depends(_caller)], service: Service) -> Status:
+def status(caller: Annotated[object, Depends(caller_of)], service: Service) -> Status:
     """Return the status of the whole fleet."""
     return service.status()
 
@@ -405,6 +391,7 @@ def create_app(
     )
     app.state.coordinator = coordinator
     app.include_router(router)
+    app.include_router(secure_api.router)
     app.include_router(operator_api.router)
     app.include_router(health_api.router)
     add_operator_page(app, page)

@@ -10,15 +10,15 @@ from msgspec import UnsetType
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
-from device_agent.formats.manifest import MANIFEST, Manifest, encode
+from device_agent.formats.manifest import Manifest, encode
 from device_agent.formats.protocol.problems import OTHER_BUNDLE, ROUND_CLOSED
 from device_agent.formats.protocol.rounds import Receipt
 from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
 from profiles.errors import UpdateError
 from toolkit.coordinator.database.device_registry import Device, hashed, label
-from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import RefusalError, conflict, unusable_because
+from toolkit.coordinator.requests.secure_sums import SecureSums
 from toolkit.coordinator.rounds import upload_validation
 from toolkit.coordinator.rounds.count_validation import check_evaluation
 from toolkit.coordinator.storage.incoming_files import IncomingFile
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 REFUSED = "{more} updates were not taken; `status` names the devices."
 
 
-class Uploads(FederationState):
+class Uploads(SecureSums):
     """Receives what devices send for the open round."""
 
     def upload(self, device: Device, round_: int, sha256: str) -> Upload:
@@ -51,7 +51,7 @@ class Uploads(FederationState):
         round takes no update from this device, or if not exactly `offset` bytes have come.
         """
         with self.lock, self._noting_refusals(device, round_):
-            self.rounds.check_round(device.id, round_)
+            self._check_upload(device, round_)
             manifest = self._manifest(device)
         limit = upload_validation.size_limit(manifest)
         return self.store.incoming.open(device.id, sha256, offset, limit)
@@ -66,7 +66,14 @@ class Uploads(FederationState):
 
     def _check_round(self, device: Device, round_: int) -> None:
         with self.lock, self._noting_refusals(device, round_):
+            self._check_upload(device, round_)
+
+    def _check_upload(self, device: Device, round_: int) -> None:
+        """Raise RefusalError (409) unless `device` may send tensors now. The caller locks."""
+        if self.sums is None:
             self.rounds.check_round(device.id, round_)
+        else:
+            self.check_masked_upload(device, round_)
 
     @contextmanager
     def _noting_refusals(self, device: Device, round_: int) -> Iterator[None]:
@@ -92,6 +99,8 @@ class Uploads(FederationState):
                 were not sent. 422 for an update that cannot be used.
         """
         assert self.check_update is not None
+        if self.sums is not None:
+            raise self._without(device, round_)
         record = upload_validation.read_record(body)
         digest = hashed(encode(record).decode())
         with self.lock, self._noting_refusals(device, round_):
@@ -170,7 +179,3 @@ class Uploads(FederationState):
         )
         if activity.inputs not in (None, before):
             logger.warning("%s: %s. Check the unit of its sensor.", label(device), activity.inputs)
-
-    def _manifest(self, device: Device) -> bytes:
-        entry = self.offered_bundle(device)[MANIFEST]
-        return self.store.blobs.path(entry.sha256).read_bytes()

@@ -8,7 +8,7 @@ damaged while no coordinator ran.
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -295,11 +295,13 @@ class Store:
         model: bytes,
         received: FederatedEvaluation | None = None,
         reference: Reference | None = None,
+        summed: Collection[str] = (),
     ) -> None:
         """Keep the global model after a round, with its quality.
 
         `received` is how the devices judge the model that they received in this round. `reference`
-        is the one for the limits of the next round; None keeps the earlier one.
+        is the one for the limits of the next round; None keeps the earlier one. `summed` are the
+        devices in secure sums, which have no records of updates.
         """
         with self._unnamed() as put:
             entry = put(model)
@@ -335,6 +337,10 @@ class Store:
                     )
                 if before is not None and received is not None:
                     judge(db, before[0], received)
+                db.executemany(
+                    "UPDATE devices SET past_updates = past_updates + 1 WHERE id = ?",
+                    [(device,) for device in summed],
+                )
                 open_round.forget(db)
                 retention.drop_models(db, self.keep)
                 retention.shorten_records(db, result.round)

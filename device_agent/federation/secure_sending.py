@@ -1,0 +1,115 @@
+"""Adds the update of a device to the secure sum of its round, in place of sending the update."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation.device_state import DeviceState
+from device_agent.federation.identity.device_keys import DeviceKey
+from device_agent.federation.identity.trusted_key import TrustedKey
+from device_agent.formats.atomic_files import fingerprint
+from device_agent.formats.manifest import WEIGHTS
+from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.secure_sums import (
+    SecureConfirmation,
+    SecureInput,
+    SecureShares,
+    SecureStep,
+    SecureTerms,
+)
+from device_agent.formats.signed_work import check_group
+from device_agent.formats.tensor_files import read_tensors
+from device_agent.formats.update import read_update
+from device_agent.privacy.secret_sharer import SecretSharer
+from device_agent.privacy.summed_updates import update_vector
+
+log = logging.getLogger(__name__)
+
+
+class SecureSending(NamedTuple):
+    """What a device needs for secure sums.
+
+    Attributes:
+        folder: The state folder.
+        client: Makes the device's requests.
+        key: The coordinator's key, which signs groups.
+        rest: Waits for a number of seconds.
+        seed: The seed of the device's trainings; it decides how numbers are rounded.
+    """
+
+    folder: DeviceState
+    client: CoordinatorClient
+    key: TrustedKey
+    rest: Callable[[float], None]
+    seed: int
+
+    def add(self, work: Work) -> bool:
+        """Add the update in the state folder to the sum of the round of `work`.
+
+        Returns:
+            Whether the update is in the sum, as far as the device knows. If the coordinator
+            repeats the sum, it asks for the update again.
+
+        Raises:
+            RefusedError: The round continued without this device.
+            TrustError: The coordinator asked for something that could reveal the update.
+        """
+        try:
+            while (is_added := self._attempt(work)) is None:
+                log.info("Round %d: the secure sum is repeated with new keys", work.round)
+            return is_added
+        finally:
+            self.folder.masked.unlink(missing_ok=True)
+
+    def _attempt(self, work: Work) -> bool | None:
+        """One attempt with new keys. Returns None if it has to be repeated."""
+        assert work.secure is not None
+        record, _ = read_update(self.folder.update)
+        own = DeviceKey.from_pem(self.folder.key.read_bytes(), self.folder.key)
+        device = self.folder.member().device
+        sharer = SecretSharer(
+            device, own.signature, own.public, work.round, record.bundle, work.secure
+        )
+        self.client.send_to_sum(work.round, sharer.keys)
+        members = 0
+        while True:
+            step = self.client.secure_step(work.round)
+            if step.step == "wait":
+                self.rest(step.ask_again_s)
+            elif step.step == "shares":
+                self.key.check(lambda key, step=step: check_group(step, key))  # type: ignore[misc]
+                shares, members = sharer.shares(step.members), len(step.members)
+                self.client.send_to_sum(work.round, SecureShares(shares=shares))
+            elif step.step == "input":
+                self._send_masked(work.round, sharer, step, work.secure, members)
+            elif step.step == "confirm":
+                confirmed = SecureConfirmation(signature=sharer.confirmed(step.present))
+                self.client.send_to_sum(work.round, confirmed)
+            elif step.step == "unmask":
+                shared = sharer.unmasking(step.present, step.confirmations)
+                self.client.send_to_sum(work.round, shared)
+                return True
+            else:
+                return None if step.step == "again" else False
+
+    def _send_masked(
+        self,
+        round_: int,
+        sharer: SecretSharer,
+        step: SecureStep,
+        terms: SecureTerms,
+        members: int,
+    ) -> None:
+        record, trained = read_update(self.folder.update)
+        received: Mapping[str, np.ndarray] = read_tensors(
+            self.folder.bundle / WEIGHTS, [entry.name for entry in record.tensors]
+        )
+        vector = update_vector(record, trained, received, terms, members, self.seed + round_)
+        data = sharer.masked(step.shares, vector).astype("<u4", copy=False).tobytes()
+        self.folder.masked.write_bytes(data)
+        self.client.send_tensors(round_, self.folder.masked)
+        sent = SecureInput(sha256=fingerprint(data).sha256)
+        self.client.send_to_sum(round_, sent)

@@ -1,0 +1,337 @@
+"""Rounds whose updates are added up behind masks: real agents, a real coordinator over HTTP."""
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from safetensors.numpy import load_file
+
+from commands import kept_killing, warm_context
+from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.federation import membership, round_loop
+from device_agent.federation.run_options import RunOptions
+from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest
+from device_agent.formats.protocol.rounds import Stopped
+from device_agent.formats.protocol.secure_sums import (
+    SecureInput,
+    SecureKeys,
+    SecureShares,
+    SecureUnmasking,
+)
+from device_agent.formats.update import write_update
+from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
+from toolkit.coordinator.federation_file.load_config import load_config
+from toolkit.coordinator.http import request_limits
+from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.incoming_files import IncomingFile
+from vector_fleet import (
+    SIZE,
+    VectorModel,
+    assert_soon,
+    configured,
+    record_for,
+    running,
+    token,
+)
+
+ROUNDS = 2
+CHANGE = 4.0
+FLEET = f"""
+model = "toolkit.models:digits_cnn"
+input_shape = [2]
+rounds = {ROUNDS}
+held_out = "held_out.npz"
+port = 0
+phones = false
+deadline_s = 60
+
+[training]
+epochs = 1
+
+[privacy]
+secure_aggregation = true
+smallest_group = 3
+most_change = {CHANGE}
+most_samples = 100
+
+[[devices]]
+name = "board"
+submodel = "full"
+count = 5
+"""
+
+
+class WeightedModel(VectorModel):
+    """A vector model that also keeps the records of the updates that it was given."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__(size)
+        self.records: list[Any] = []
+
+    def fold_checked(self, updates: Any, limits: object = None) -> None:
+        updates = list(updates)
+        self.records += [record for record, _ in updates]
+        weights = [record.samples for record, _ in updates]
+        self.weights = np.average(
+            [tensors["w"] for _, tensors in updates], axis=0, weights=weights
+        ).astype(np.float32)
+
+
+def change_of(name: str, round_: int) -> np.ndarray:
+    """What a device's training adds in a round, up to the clip."""
+    draw = np.random.default_rng([sum(name.encode()), round_])
+    return draw.uniform(-CHANGE, CHANGE, SIZE).astype(np.float32)
+
+
+def samples_of(name: str) -> int:
+    return 10 + 17 * int(name[-1])
+
+
+def trains(
+    name: str, before: Callable[[int], None] = lambda round_: None, first: int = 1
+) -> Callable[..., object]:
+    """Training of the device `name` from round `first` on; `before` is called with the round."""
+    rounds = iter(range(first, 100))
+
+    def train(folder: Path, data: str, out: Path, *, on_epoch: Any, **options: Any) -> object:
+        round_ = next(rounds)
+        before(round_)
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        weights = load_file(folder / WEIGHTS)["w"] + change_of(name, round_)
+        on_epoch(1, 1, 0.125)
+        record = replace(record_for(manifest, folder), samples=samples_of(name))
+        return write_update(out, record, {"w": weights})
+
+    return train
+
+
+def agents(
+    server: Server,
+    folder: Path,
+    names: Sequence[str],
+    train: Callable[[str], Any] = trains,
+    kinds: Mapping[str, str] | None = None,
+) -> list[threading.Thread]:
+    """Agents that have joined and run, each with its own training."""
+    threads = []
+    for name in names:
+        state = folder / name
+        kind = "board" if kinds is None else kinds[name]
+        membership.join(server.url, token(server.config, kind), name, state)
+        options = RunOptions(data=str(server.config.held_out), state=state)
+        run = {"train": train(name), "sleep": lambda seconds: time.sleep(0.02)}
+        threads.append(threading.Thread(target=round_loop.run, args=(options,), kwargs=run))
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def plain_rounds(names: Sequence[str]) -> np.ndarray:
+    """The oracle: what rounds without masks give, in float64."""
+    return sum((mean_change(names, round_) for round_ in range(1, ROUNDS + 1)), np.zeros(SIZE))
+
+
+def mean_change(names: Sequence[str], round_: int) -> np.ndarray:
+    changes = [change_of(name, round_).astype(float) for name in names]
+    return np.average(changes, axis=0, weights=[samples_of(name) for name in names])
+
+
+def global_model(config: CoordinatorConfig) -> np.ndarray:
+    return load_file(config.state / "global.safetensors")["w"]
+
+
+def test_rounds_give_the_mean_and_reveal_no_update(tmp_path: Path) -> None:
+    config, names = configured(tmp_path / "c", FLEET), [f"board-{n}" for n in range(5)]
+    model, said = WeightedModel(), []
+    with running(config, model, said.append) as server:
+        for thread in agents(server, tmp_path, names):
+            thread.join(60)
+        status = server.coordinator.status()
+    error = np.abs(global_model(config) - plain_rounds(names)).max()
+    # The mean has an error of less than n steps * n / the sum of the weights, in each round.
+    step = CHANGE / ((2**31 - 1) // 5 - 1)
+    weight = sum(min(samples_of(name), 100) for name in names) / 100
+    rounding = 2 * ROUNDS * np.finfo(np.float32).eps * CHANGE
+    assert error < ROUNDS * 5 * step / weight + rounding
+    assert [r.updates for r in status.history] == [0, 5, 5]
+    assert [d.rounds_trained for d in status.devices] == [ROUNDS] * 5
+    assert [r.samples for r in model.records] == [sum(map(samples_of, names))] * ROUNDS
+    assert [(r.loss_first, r.loss_last) for r in model.records] == [(2.0, 1.0)] * ROUNDS
+    assert "Round 1: secure sum of full: 5 devices, mean loss 2.0000 to 1.0000." in said
+    assert all(device.loss is None for device in status.devices)
+
+
+def test_the_coordinator_receives_and_stores_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that it receives in all rounds, and everything that is ever in its files."""
+    config, names = configured(tmp_path / "c", FLEET), [f"board-{n}" for n in range(5)]
+    received, whole, write = [], request_limits._then, IncomingFile.write
+
+    def keep_body(body: bytes, receive: Any) -> Any:
+        received.append(body)
+        return whole(body, receive)
+
+    def keep_piece(file: IncomingFile, piece: bytes) -> bool:
+        received.append(piece)
+        return write(file, piece)
+
+    monkeypatch.setattr(request_limits, "_then", keep_body)
+    monkeypatch.setattr(IncomingFile, "write", keep_piece)
+    stored = []
+
+    def before(round_: int) -> None:
+        for path in config.state.rglob("*"):
+            with suppress(OSError):
+                stored.append(path.read_bytes() if path.is_file() else b"")
+
+    def train(name: str) -> Callable[..., object]:
+        return trains(name, before) if name == names[0] else trains(name)
+
+    with running(config, WeightedModel()) as server:
+        for thread in agents(server, tmp_path, names, train):
+            thread.join(60)
+    before(0)
+    seen = [*received, *stored]
+    assert sum(map(len, received)) > ROUNDS * 5 * 4 * SIZE  # the masked updates are among them
+    starts = [np.zeros(SIZE, np.float32), mean_change(names, 1).astype(np.float32)]
+    for name in names:
+        for round_, start in enumerate(starts, 1):
+            change = change_of(name, round_)
+            for numbers in (change, start + change, change.astype(float), -change):
+                for begin in (1, SIZE - 4):
+                    assert not any(numbers[begin : begin + 4].tobytes() in one for one in seen)
+    # Nor samples, steps and losses of a device.
+    bodies = [body for body in received if body.startswith(b"{")]
+    assert not any(b'"samples"' in body or b'"steps"' in body for body in bodies)
+    told = [json.loads(body)["loss"] for body in bodies if b'"loss"' in body]
+    assert told
+    assert set(told) == {None}
+
+
+def test_a_small_group_trains_nothing_and_the_operator_is_told(tmp_path: Path) -> None:
+    two = '\n[[devices]]\nname = "phone"\nsubmodel = "width:0.5"\ncount = "any"\n'
+    text = FLEET.replace("count = 5", "count = 3\n") + two
+    config = configured(tmp_path / "c", text.replace("port = 0", "port = 0\nmin_devices = 5"))
+    model, said = WeightedModel(), []
+    with running(config, model, said.append) as server:
+        kinds = {"board-0": "board", "board-1": "board", "board-2": "board"}
+        kinds |= {"phone-3": "phone", "phone-4": "phone"}
+        for thread in agents(server, tmp_path, list(kinds), kinds=kinds):
+            thread.join(60)
+        status = server.coordinator.status()
+    why = "only 2 devices trained width:0.5, and a secure sum needs 3"
+    assert [r.left_out for r in status.history] == [{}, *[{"width:0.5": why}] * ROUNDS]
+    assert [r.updates for r in status.history] == [0, 3, 3]
+    notes = {device.device: device.note for device in status.devices}
+    assert notes["phone-1"] == notes["phone-2"] == f"not in round {ROUNDS}: {why}"
+    assert notes["board-1"] is None
+    assert f"Round 1: no secure sum of width:0.5: {why}." in said
+    assert np.abs(global_model(config) - plain_rounds(list(kinds)[:3])).max() < 1e-6
+
+
+def killed_at(message: type, round_: int, client: CoordinatorClient) -> None:
+    """Let this process end like by kill -9 when it sends `message` in `round_`."""
+    send = client.send_to_sum
+
+    def send_or_die(of: int, what: Any) -> None:
+        if isinstance(what, message) and of == round_:
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(of, what)
+
+    client.send_to_sum = send_or_die  # type: ignore[method-assign]
+
+
+def run_until_killed(folder: Path, name: str, url: str, bearer: str, message: type) -> None:
+    """An agent in a process of its own, which joins first and dies in the first round."""
+    membership.join(url, bearer, name, folder / name)
+    original = round_loop.CoordinatorClient
+
+    def client(*given: Any, **more: Any) -> CoordinatorClient:
+        made = original(*given, **more)
+        killed_at(message, 1, made)
+        return made
+
+    round_loop.CoordinatorClient = client  # type: ignore[assignment, misc]
+    options = RunOptions(data=str(folder / "c" / "held_out.npz"), state=folder / name)
+    round_loop.run(options, train=trains(name), sleep=lambda seconds: time.sleep(0.02))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SecureInput,
+        *(
+            pytest.param(m, marks=pytest.mark.long)
+            for m in (SecureKeys, SecureShares, SecureUnmasking)
+        ),
+    ],
+)
+def test_an_agent_is_killed_in_the_middle(tmp_path: Path, message: type) -> None:
+    """The sum does without it, unless its masked update has come; then it goes on as before."""
+    config, names = configured(tmp_path / "c", FLEET), [f"board-{n}" for n in range(5)]
+    model = WeightedModel()
+    with running(config, model) as server:
+        threads = agents(server, tmp_path, names[1:])
+        about = (tmp_path, names[0], server.url, token(config, "board"), message)
+        victim = warm_context().Process(target=run_until_killed, args=about)
+        victim.start()
+        victim.join(60)
+        assert victim.exitcode == -signal.SIGKILL
+        device = server.coordinator.store.registry.device("board-5")
+        server.coordinator.stopped(device, Stopped(code="agent.killed", reason="it was killed"))
+        assert_soon(lambda: len(model.records) > 0, 30)
+        options = RunOptions(data=str(config.held_out), state=tmp_path / names[0])
+        again = trains(names[0], first=2)
+        round_loop.run(options, train=again, sleep=lambda seconds: time.sleep(0.02))
+        for thread in threads:
+            thread.join(60)
+        history = server.coordinator.store.history.results()[1:]
+    inside = 5 if message is SecureUnmasking else 4
+    assert [r.updates for r in history] == [inside, 5]
+    first = names if message is SecureUnmasking else names[1:]
+    expected = mean_change(first, 1) + mean_change(names, 2)
+    assert np.abs(global_model(config) - expected).max() < 1e-6
+
+
+def test_the_coordinator_is_killed_again_and_again(tmp_path: Path, seed: int) -> None:
+    """At random moments: a round whose sum was not complete is repeated with new keys."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = configured(tmp_path / "c", FLEET.replace("port = 0", f"port = {port}"))
+    names, draw = [f"board-{n}" for n in range(5)], random.Random(seed)
+    with running(config, WeightedModel()) as server:
+        for name in names:
+            membership.join(server.url, token(config, "board"), name, tmp_path / name)
+    with kept_killing(serve, tmp_path / "c", draw, 8) as kills:
+        threads = []
+        for name in names:
+            options = RunOptions(data=str(config.held_out), state=tmp_path / name)
+            run = {"train": trains(name), "sleep": lambda seconds: time.sleep(0.05)}
+            threads.append(threading.Thread(target=round_loop.run, args=(options,), kwargs=run))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        assert kills() > 0
+    with running(config, WeightedModel()) as server:
+        status = server.coordinator.status()
+    assert [r.updates for r in status.history] == [0, *[5] * ROUNDS]
+    assert np.abs(global_model(config) - plain_rounds(names)).max() < 1e-6
+
+
+def serve(folder: Path) -> None:
+    """A coordinator in this process, until it is killed."""
+    Server(load_config(folder / "fleet.toml"), WeightedModel(), Path("fleet.toml")).run()

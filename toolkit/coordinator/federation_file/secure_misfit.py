@@ -1,0 +1,73 @@
+"""What does not go with secure sums, in which the coordinator sees no single update."""
+
+from typing import Any
+
+from profiles.text_formatting import counted
+from toolkit.submodels.spec import parse_spec
+
+LINEAR = frozenset({"full", "slice", "width", "depth", "cp", "pfedme"})
+"""Families of which the mean of updates is enough. The product of mean factors of `low-rank` is not
+the mean of the products."""
+
+
+def secure_misfit(config: Any) -> str | None:
+    """What in `config`, a CoordinatorConfig, does not go with secure sums; None if all does.
+
+    The text also says why, and what to do.
+    """
+    aggregation, training = config.aggregation, config.training
+    for key, breaks, why in (
+        ('`mode = "async"`', config.mode == "async",
+         'a sum has updates of one model only: set mode = "sync"'),
+        ("`site = true`", config.site, "the sums of a site go to another server: remove it"),
+        ("`phones = true`", config.phones,
+         "the page for phones cannot take part yet: set phones = false"),
+        (f'rule = "{aggregation.rule}" of [aggregation]', aggregation.rule != "mean",
+         "it compares single updates: remove it"),
+        (f'weights = "{aggregation.weights}" of [aggregation]', aggregation.weights != "samples",
+         "weights are in the sum: remove it. most_samples = 1 gives all devices the same weight"),
+        ('factors = "act" of [aggregation]', aggregation.factors == "act",
+         "it composes the tensors of single updates: remove it"),
+        ("`share` of [evaluation]", config.evaluation.share > 0,
+         "its counts are of single devices: remove it, and set `held_out`"),
+        ("masked = true of [training]", training.masked,
+         "devices then have different classes: remove it"),
+        ('`selection = "data-size"`', config.selection == "data-size",
+         "nobody knows the samples of a device: use another selection"),
+        ("`keep_updates`", config.keep_updates > 0, "there are no updates to keep: remove it"),
+    ):  # fmt: skip
+        if breaks:
+            return f"{key}, because {why}"
+    return _unfitting_kind(config) or _small_group(config)
+
+
+def _unfitting_kind(config: Any) -> str | None:
+    for kind in config.devices:
+        if kind.planned:
+            return (
+                f"the kind {kind.name!r}, whose submodels are planned: they may be of any family. "
+                "Give it a `submodel`"
+            )
+        for spec in filter(None, (kind.submodel, kind.fallback)):
+            family = [own.family for own in parse_spec(spec).nested()][-1]
+            if family not in LINEAR:
+                return (
+                    f"{spec} of the kind {kind.name!r}: the product of the mean factors is not the "
+                    f"mean of the products. Use one of {', '.join(sorted(LINEAR))}"
+                )
+    return None
+
+
+def _small_group(config: Any) -> str | None:
+    assert config.secure_terms is not None
+    fewest = config.secure_terms.fewest
+    for submodel in dict.fromkeys(kind.submodel for kind in config.devices):
+        counts = [kind.places for kind in config.devices if kind.submodel == submodel]
+        known = sum(count or 0 for count in counts)
+        if None not in counts and known < fewest:
+            return (
+                f"a group of {counted(known, 'device')}: at most so many train {submodel}, but "
+                f"`smallest_group` is {fewest}. Raise their `count`, give them the submodel of "
+                "another kind, or lower `smallest_group`"
+            )
+    return None
