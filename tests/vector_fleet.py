@@ -86,6 +86,11 @@ MACHINE = {
 }  # fmt: skip
 
 
+def _limit_nothing(limits: object, updates: int) -> None:
+    if isinstance(limits, RoundLimits):
+        limits.limited += [None] * updates
+
+
 class VectorModel:
     """A global model of `size` numbers; training on a device adds the mean of its samples."""
 
@@ -126,8 +131,7 @@ class VectorModel:
     def fold_checked(self, updates: Iterable[Update], limits: object = None) -> None:
         self.limits.append(limits)
         received = [tensors["w"] for _, tensors in updates]
-        if isinstance(limits, RoundLimits):
-            limits.limited += [None] * len(received)
+        _limit_nothing(limits, len(received))
         self.folded.append(len(received))
         with np.errstate(over="ignore"):  # some tests send numbers that are too large on purpose
             self.weights = np.mean(received, axis=0, dtype=np.float32)
@@ -142,6 +146,7 @@ class VectorModel:
         for staleness, model, group in stale:
             base, factor = load(model)["w"], np.float32(1 / np.sqrt(1 + staleness))
             changes += [factor * (tensors["w"] - base) for _, tensors in group]
+        _limit_nothing(limits, len(changes))
         self.folded.append(len(changes))
         self.weights = self.weights + np.mean(changes, axis=0, dtype=np.float32)
 

@@ -184,7 +184,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_deadline_closes_a_round_with_what_it_has(tmp_path: Path) -> None:
     model = VectorModel()
     with running(
-        configured(tmp_path, f"deadline_s = 0.2\nmin_updates = 1\n{CONFIG}"), model
+        configured(tmp_path, f"deadline_s = 1\nmin_updates = 1\n{CONFIG}"), model
     ) as server:
         links = enrol(server, tmp_path)
         late = links["board-1"]
