@@ -32,8 +32,8 @@ class Inspection:
         params: Trained parameters.
         activations: Output elements of convolution and linear layers.
         macs: Multiply-accumulates of the forward pass.
-        capacity: Trained parameters plus activations, divided by those of the full model, as in
-            EmbracingFL.
+        capacity: Trained parameters plus activations, divided by the same sum of the full model,
+            as in EmbracingFL.
         bytes: Size of the weights that a device receives.
         exchanged_params: Numbers that a device sends back.
         layers: The form of each layer in the submodel, and the reason for it.
@@ -73,7 +73,7 @@ class CutPlace:
             the model itself, the name of this parameter.
         params: Trained parameters of the slice.
         activations: Output elements of its convolution and linear layers for one batch.
-        capacity: Trained parameters plus activations, divided by those of the full model.
+        capacity: Trained parameters plus activations, divided by the same sum of the full model.
         recorded: Numbers that the device stores on disk for each sample.
     """
 
@@ -101,7 +101,7 @@ def inspect(
         sample_shape: Shape of one sample, without the batch.
         specs: The submodels.
         batch: Samples in a batch.
-        loss: What the model is trained for, as in `TrainingConfig`.
+        loss: The loss that the model is trained with, as in `TrainingConfig`.
 
     Returns:
         The sizes, in the order of `specs`.

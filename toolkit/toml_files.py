@@ -85,7 +85,7 @@ def read_table(
         path: The file.
         kind: The type of its content.
         keys: A function that takes the path of a key and returns the known keys of its table.
-        values: Values that replace those of the file, see `with_values`.
+        values: Values that replace values of the file, see `with_values`.
 
     Returns:
         The content.

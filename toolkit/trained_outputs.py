@@ -1,4 +1,4 @@
-"""What each output of a model is, and which loss trains it: a part of `edgetailor inspect`."""
+"""Describes each output of a model and the loss that trains it, for `edgetailor inspect`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -43,12 +43,12 @@ class AggregationPolicy:
         rule: `mean` is the weighted mean. The others limit what hostile devices can do, give all
             updates the same weight, and need all updates of a round together: `trimmed` leaves out
             the lowest and highest 30% of the values of each element, `median` takes the middle,
-            and `krum` leaves out the updates whose parameters are farthest from the others'.
+            and `krum` leaves out the updates whose parameters differ most from other updates.
         server_optimizer: `fedavgm`, `fedadam` or `fedyogi`. The optimizer uses the change of a
             round as a gradient, and keeps moments from round to round; see `server_optimizers.py`.
             With None, the model moves by the change itself.
-        server_rate: The learning rate of the server optimizer; None for 1 with `fedavgm` and 0.01
-            with the others.
+        server_rate: The learning rate of the server optimizer. None means 1 with `fedavgm` and 0.01
+            with the other optimizers.
         server_momentum: The decay of the first moment.
         server_beta2: The decay of the second moment; not used by `fedavgm`.
         server_tau: Added to the root of the second moment; not used by `fedavgm`. With a small

@@ -88,7 +88,7 @@ def search_order(limited: Limited | None, kind: str) -> tuple[float, str]:
 
 
 def harmful(updates: Sequence[str], is_good: Callable[[frozenset[str]], bool]) -> list[str]:
-    """Find few updates without which the model is good; empty if more than half are needed.
+    """Find few updates to leave out for a good model; empty if these are more than half.
 
     Args:
         updates: All updates. Updates that may be harmful together should be neighbours.

@@ -1,4 +1,4 @@
-"""The sum of the weights of updates, for rows of classes too."""
+"""The sum of the weights of updates, also for rows that belong to single classes."""
 
 from dataclasses import dataclass, field
 

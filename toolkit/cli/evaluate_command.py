@@ -145,7 +145,7 @@ def federation_model(options: EvaluateOptions) -> Callable[[], "EvaluationDocume
 
 
 def checked_data(options: EvaluateOptions, config: "CoordinatorConfig") -> str | Path:
-    """Where the held-out data of a federation are. Raises InputError if there are none."""
+    """The file of a federation's held-out data. Raises InputError if there is none."""
     check_model(config.model)
     if options.data is not None:
         check_data(options.data)

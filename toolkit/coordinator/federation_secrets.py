@@ -35,7 +35,7 @@ EARLIER_LENGTH = 43
 class FederationSecrets:
     """The key, the operator's token, and the join token of each kind of devices.
 
-    `new_key`: the key was just made, and is not in its file yet.
+    `new_key` is true if the key was just made and is not in its file yet.
     """
 
     key: CoordinatorKey

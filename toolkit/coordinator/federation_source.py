@@ -1,4 +1,4 @@
-"""Finds a federation by its file or by its state folder: commands take either of them."""
+"""Finds a federation by its file or by its state folder, because commands take both."""
 
 from pathlib import Path
 

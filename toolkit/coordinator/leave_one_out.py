@@ -1,4 +1,4 @@
-"""Aggregates a round again without each of its devices, to see which of them made it worse."""
+"""Aggregates a round again without each of its devices: which device made the model worse?"""
 
 import json
 import logging
@@ -71,8 +71,8 @@ def leave_one_out(
         samples: Samples and labels to evaluate the models.
 
     Returns:
-        The evaluation of the model with all updates, and that without each device. The device
-        without which the model is best comes first.
+        The evaluation of the model with all updates, and one evaluation without each device. The
+        first of these has the best model.
 
     Raises:
         InputError: The round has no updates, its updates or the model before it are not kept, or
@@ -115,7 +115,7 @@ def leave_one_out(
 def kept_updates(folder: Path, round_: int) -> tuple[int, list[KeptUpdate]]:
     """The round that `round_` started from, and the updates that it aggregated, by device.
 
-    Raises InputError if the round has none, or if their tensors are not kept.
+    Raises InputError if the round has no updates, or if their tensors are not kept.
     """
     saved = known_round(saved_rounds(folder), round_, folder)
     if not saved.updates or saved.started_from is None:

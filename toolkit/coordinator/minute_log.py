@@ -1,4 +1,4 @@
-"""Limits log lines about events that others can cause as often as they like.
+"""Limits log lines about events that devices and strangers can cause very often.
 
 Each sender causes at most one line a minute.
 """

@@ -1,7 +1,7 @@
 """Logs the rounds of `serve` to MLflow or TensorBoard, as `simulate` does for its rounds.
 
 A thread of its own writes, so that no round waits for MLflow. If MLflow cannot be reached, the
-rounds go on. What is missing is logged with the next round.
+rounds go on. Missing rounds are logged with the next round.
 """
 
 import logging
@@ -25,7 +25,7 @@ RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 
 def logged(result: RoundResult) -> Logged:
-    """The figures of a round; those that are not known are left out.
+    """The figures of a round. Unknown figures are left out.
 
     The figures of devices judge the model of this round. They come with the next round.
     """
@@ -61,11 +61,11 @@ class RoundLogs:
             self._thread.start()
 
     def wake(self) -> None:
-        """Log what is new soon. Returns at once; may be called from any thread."""
+        """Log the new rounds soon. Returns at once; may be called from any thread."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Log what is new, and end the thread."""
+        """Log the new rounds, and end the thread."""
         self._stopping = True
         self.wake()
         if self._thread.ident is not None:
@@ -94,7 +94,7 @@ def round_logs(
 ) -> Iterator[RoundLogs]:
     """Open the logs `names` of the federation in `folder` until the end of the block.
 
-    Raises InputError if MLflow's store cannot be used at the start. Later this is only logged.
+    Raises InputError if MLflow's store cannot be used at the start. Later errors are only logged.
     """
     for key, value in RETRIES.items():
         os.environ.setdefault(key, value)

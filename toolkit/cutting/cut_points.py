@@ -1,7 +1,7 @@
 """Cut points of a captured model, and the parts on both sides of them.
 
-A cut point is a position in the execution order of the operators. Values that are computed before
-it and needed after it are recorded: one activation or several.
+A cut point is a position in the execution order of the operators. If a value is computed before
+this position and needed after it, the value is recorded. These are one or several activations.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -199,9 +199,9 @@ class Cutter:
         return self._reads.read_before(position, twin) & set(tensors_read([self.trained(position)]))
 
     def load(self, part: GraphModule, batch: int) -> int:
-        """The load of `part`: the number of its trained parameters plus that of its activations.
+        """The load of `part`: the number of its trained parameters and activations.
 
-        The capacity of a part is this number divided by that of the whole model.
+        The capacity of a part is its load divided by the load of the whole model.
         """
         return count_parameters(part, self.captured.parameters) + count_activations(part, batch)
 

@@ -1,4 +1,4 @@
-"""Does what `edgetailor export` needs: loads and splits a model, exports bundles, reports sizes.
+"""The steps of `edgetailor export`: load and split a model, export bundles, report sizes.
 
 Start with `model_export.py`. `tiers.py` exports several submodels of one model.
 """

@@ -27,7 +27,7 @@ def show_profiles() -> None:
 
 
 def profiles_as_json() -> dict[str, Any]:
-    """The document that `plan --list-profiles --json` prints; null is unknown."""
+    """The document that `plan --list-profiles --json` prints; null means unknown."""
     return {
         "version": LIST_VERSION,
         "profiles": [

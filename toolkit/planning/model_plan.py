@@ -49,7 +49,7 @@ def plan(
 
     Returns:
         The plan. `plan.chosen` is the submodel, or None if nothing fits. `plan.rows` has the
-        predictions of the candidates that were looked at; the others are in `exceeding` and
+        predictions of the computed candidates. All other candidates are in `exceeding` and
         `not_needed`.
 
     Raises:

@@ -35,7 +35,7 @@ NUMBERED = 5
 
 
 def drawn_classes(documents: Sequence[EvaluationDocument]) -> list[int]:
-    """The classes that are drawn: all, or a few, with those far below the mean first."""
+    """The classes to draw: all or a few. Classes far below the mean come first."""
     classes = len(documents[0].classes or ())
     if classes <= MOST_ROWS:
         return list(range(classes))

@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 class Absence:
     """The absences of clients. All times are simulated seconds since the first round could open.
 
-    A client that is away neither trains nor sends. When it comes back, it goes on.
+    A client that is away neither trains nor sends. When it comes back, it continues its work.
 
     Attributes:
         share: The share of each day for which a client is away, at least 0 and below 1.

@@ -201,7 +201,7 @@ def make_resuming_graph(part: GraphModule, skip: int) -> GraphModule:
 
 
 def clean_up(part: GraphModule) -> GraphModule:
-    """Remove operators that nothing reads from `part`, and return it."""
+    """Remove from `part` the operators that nothing reads, and return `part`."""
     part.graph.eliminate_dead_code(is_impure_node=is_impure)
     part.graph.lint()
     part.recompile()

@@ -59,9 +59,9 @@ class TrainingConfig:
         masked: Whether to set the logit of a class to zero if the device has no samples of it, as
             HeteroFL's authors do. The logit stays in the softmax. Each row of the classifier is
             averaged over the devices that have its class. Only for outputs (batch, n).
-        loss: What the model is trained for: the name of a built-in loss with its options, the sum
-            of losses of several outputs, or `module:function` for a loss of your own. See the guide
-            about losses. `cross-entropy` is binary if the output's class axis has size one.
+        loss: The loss: the name of a built-in loss with its options, the sum of losses of several
+            outputs, or `module:function` for a loss of your own. See the guide about losses.
+            `cross-entropy` is binary if the output's class axis has size one.
         optimizer: The optimizer that devices use.
         proximal: FedProx's mu, which keeps parameters close to the received parameters.
         augment: Random changes of the samples in each training step, such as `flip`, `shift:4`,

@@ -1,4 +1,4 @@
-"""Writes a running aggregation as two files, which another machine can merge with others.
+"""Writes a running aggregation as two files. Another machine can merge several aggregations.
 
 `partial.safetensors` holds the sums and `partial.json` their weights. The size depends on the model
 and the submodels, not on the number of devices.
@@ -85,8 +85,8 @@ def read_partial(
 ) -> Aggregation:
     """Read and check the partial aggregate in `folder`.
 
-    Use it on the machine that merges the aggregations of others: `merge` all of them into one
-    aggregation, and call `result` on it.
+    Use it on the machine that merges the aggregations of other machines: `merge` all of them into
+    one aggregation, and call `result` on this one.
 
     Args:
         folder: The folder that `write_partial` created.

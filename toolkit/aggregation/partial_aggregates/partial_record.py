@@ -31,7 +31,7 @@ class FactorsEntry(Struct, frozen=True, kw_only=True):
         tensors: The tensors that the updates hold.
         weight: The weight of all updates.
         all_classes: The weight of the updates that hold the rows of all classes.
-        classes: One weight for each class, ascending: of the updates that hold this class's row,
+        classes: For each class, ascending, the weight of the updates that hold this class's row,
             but not the rows of all classes.
     """
 

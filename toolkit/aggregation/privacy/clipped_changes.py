@@ -1,4 +1,4 @@
-"""Clips what each update changes, so that no device moves a round's sum by more than `clip`."""
+"""Clips the change of each update, so that no device moves a round's sum by more than `clip`."""
 
 import math
 from dataclasses import replace
@@ -22,8 +22,9 @@ def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> floa
     """Add the clipped change of `update` to `aggregation`, with the weight 1.
 
     The change is v - r of all tensors v that the update holds, where r is what the device received.
-    Factors are composed first. Its L2 norm is at most `clip` afterwards. Rows of classes that the
-    device does not have count as unchanged: which classes it has is not known from the sum.
+    Factors are composed first. After clipping, the L2 norm of the change is at most `clip`. Rows of
+    classes that the device does not have count as unchanged: the sum does not tell which classes a
+    device has.
 
     The sums of `aggregation` are then sums of changes, for `noised_model`; `Aggregation.result`
     cannot use them.
@@ -34,7 +35,7 @@ def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> floa
         clip: The bound of the L2 norm.
 
     Returns:
-        The norm before.
+        The norm before clipping.
     """
     record = update[0]
     policy = replace(aggregation.policy, factors="act")

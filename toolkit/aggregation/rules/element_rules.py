@@ -30,7 +30,7 @@ def trimmed_mean(changes: np.ndarray, share: float = TRIMMED) -> np.ndarray:
 
 
 def mean(changes: np.ndarray) -> np.ndarray:
-    """The mean of each element over the updates that hold it, (m,), float64; NaN for none."""
+    """The mean of each element over the updates that hold it, (m,), float64; NaN if none does."""
     held = (~np.isnan(changes)).sum(0)
     total = np.nansum(changes, axis=0, dtype=np.float64)
     return np.where(held > 0, total / np.maximum(held, 1), np.nan)

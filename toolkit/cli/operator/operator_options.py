@@ -1,4 +1,4 @@
-"""What the operator's commands have in common: their options, their client, their output."""
+"""The shared parts of the operator's commands: options, client and output."""
 
 import dataclasses
 import json

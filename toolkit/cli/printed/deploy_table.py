@@ -14,7 +14,7 @@ from toolkit.terminal_output import filled, table
 
 
 def show_deployed(outcomes: Sequence[Outcome]) -> None:
-    """Print a row for each bundle, the decisions, and the errors of those that failed."""
+    """Print a row for each bundle, the reasons for submodels, and the errors of failed bundles."""
     cards = [outcome.deployed.card for outcome in outcomes if outcome.deployed is not None]
     names = list(dict.fromkeys(name for card in cards for name in further_figures(card.quality)))
     known = [cells(card, names) for card in cards]

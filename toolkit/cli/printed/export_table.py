@@ -62,7 +62,7 @@ def show_export(exported: Exported, batch: int) -> None:
 
 
 def show_tiers(tiers: Sequence[TierResult]) -> None:
-    """Print a row for each bundle, then the errors of those that failed."""
+    """Print a row for each bundle, then the errors of failed bundles."""
     exported = [result.exported for result in tiers if result.exported is not None]
     sized = any(bundle.bytes is not None for bundle in exported)
     figures, titles = (bundle_figures, BUNDLE_TITLES) if sized else (weight_figures, WEIGHT_TITLES)

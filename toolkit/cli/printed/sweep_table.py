@@ -26,7 +26,8 @@ def show_sweep(
 ) -> None:
     """Print a line for each point, the best point within `limits`, and the failed simulations.
 
-    `keys` are those of the grid. A table that is too wide is printed in two parts: values, figures.
+    `keys` are the keys of the grid. A table that is too wide is printed in two parts: first the
+    values, then the figures.
     """
     efficient = front(points, "bytes")
     marks = [f"{n}{'*' if point in efficient else ''}" for n, point in enumerate(points, 1)]

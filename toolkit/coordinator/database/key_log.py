@@ -23,7 +23,7 @@ def decoded(value: str | None) -> list[KeyChange]:
 
 
 def write(db: sqlite3.Connection, changes: Sequence[KeyChange]) -> None:
-    """Write all `changes` in the transaction of `db`: the last new key is the coordinator's."""
+    """Write all `changes` in the transaction of `db`. The last one leads to the current key."""
     for key, value in (
         (KEY_CHANGES, msgspec.json.encode(changes).decode()),
         (KNOWN_KEY, key_fingerprint(changes[-1].new)),
@@ -38,8 +38,8 @@ class TrustedKeys:
     """Stores which key of the coordinator each device is known to trust, by its fingerprint.
 
     Attributes:
-        by_device: The fingerprints by device; only of devices that joined or trained after the key
-            was first replaced.
+        by_device: The fingerprints, by device. A device has an entry if it joined or trained after
+            the key was first replaced.
     """
 
     def __init__(self, database: Database) -> None:

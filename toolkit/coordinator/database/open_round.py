@@ -32,7 +32,7 @@ class Selected(NamedTuple):
 
 
 class OpenRound:
-    """Stores the open round's deadline, the devices that it asked, and those that cannot train."""
+    """Stores the open round's deadline, the devices that it asked, and those unable to train."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -145,8 +145,8 @@ class OperatorLog:
     def entries(self, after: int, most: int, device: str | None = None) -> list[AuditEntry]:
         """Up to `most` entries of the audit log.
 
-        Without `device`: those after the entry with the number `after`, the oldest first. With
-        `device`: entries about this device, the newest first.
+        Without `device`, these are the entries after number `after`, the oldest first. With
+        `device`, these are entries about this device, the newest first.
         """
         query = "SELECT number, at, who, action, target, reason FROM audit WHERE "
         with self._database.transaction() as db:

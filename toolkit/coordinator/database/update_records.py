@@ -1,4 +1,4 @@
-"""What the records of earlier updates say about each device."""
+"""Reads facts about each device from the records of its earlier updates."""
 
 import json
 from collections.abc import Sequence

@@ -85,7 +85,7 @@ class DeviceActivity:
         )
 
     def not_needed(self, done: int) -> str | None:
-        """That its update was not needed, until a later round is over; `done` rounds are."""
+        """A text if the device's update was not needed in the last of `done` rounds; else None."""
         if self.not_needed_in is None or done > self.not_needed_in:
             return None
         return f"not needed in round {self.not_needed_in}: enough updates had come"

@@ -1,4 +1,4 @@
-"""Checks of what a device sends about itself, before the coordinator stores it."""
+"""Checks the data that a device sends about itself, before the coordinator stores them."""
 
 from typing import Any
 

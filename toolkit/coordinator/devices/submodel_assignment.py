@@ -1,4 +1,4 @@
-"""Chooses the submodel of a joining device, if the federation's file names none for its kind."""
+"""Chooses the submodel of a joining device, if the file names no submodel for the device's kind."""
 
 import datetime
 import threading

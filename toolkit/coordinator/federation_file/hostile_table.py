@@ -14,7 +14,7 @@ AttackName: TypeAlias = Literal[
 
 
 class HostileTable(Table):
-    """Hostile clients: their `share` of all clients or their `count`, and what they do.
+    """Hostile clients: their `share` of all clients or their `count`, and their attack.
 
     Without `strength`, an attack has its own default.
     """

@@ -23,7 +23,7 @@ class EvaluationTable(Table):
 
     @property
     def request(self) -> EvaluationRequest | None:
-        """What devices are asked for; None if they do not evaluate."""
+        """The evaluation that devices are asked for; None if they do not evaluate."""
         return EvaluationRequest(share=self.share, by_class=self.by_class) if self.share else None
 
 

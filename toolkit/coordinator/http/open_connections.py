@@ -1,6 +1,6 @@
 """Chooses which connections are closed when there are too many.
 
-Connections without a request are closed first, and those of devices with a valid secret last (see
+Connections without a request are closed first, connections of devices with a valid secret last (see
 Rank). Among connections of equal rank, the address with the most connections loses its oldest one.
 Behind a proxy all connections have one address, so only rank and age decide.
 """

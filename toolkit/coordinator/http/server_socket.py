@@ -66,7 +66,7 @@ def uvicorn_server(
 
 
 def url_of(listening: socket.socket, host: str, scheme: str = "http") -> str:
-    """The URL by which others reach the socket that was bound to `host`."""
+    """The URL by which other machines reach the socket that was bound to `host`."""
     name, port = socket.gethostname() if host in WILDCARDS else host, listening.getsockname()[1]
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 

@@ -1,4 +1,4 @@
-"""What the operator sees of devices: a part of the list, and one device with its history."""
+"""Lists a part of the devices for the operator, and describes one device with its history."""
 
 import json
 import math
@@ -68,7 +68,7 @@ class DeviceList(FederationState):
             kind: Only devices of this kind.
             state: Only devices in this state.
             search: Only devices whose id or name contains this text, in upper or lower case.
-            sort: By what they are sorted; by default in the order in which they joined.
+            sort: The sort key. By default, devices are in the order in which they joined.
             descending: Whether the order is reversed.
         """
         text, activity = (search or "").lower(), self.activity

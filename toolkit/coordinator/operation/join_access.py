@@ -28,9 +28,9 @@ class JoinAccess(FederationState):
 
         Args:
             kind: The kind of the devices.
-            count: How many devices may join with it; None for any number. They also need free
-                places of their kind.
-            days: Its lifetime in days; None for `token_days` of the federation's file.
+            count: How many devices may join with the token; None for any number. The kind must
+                also have free places.
+            days: The token's lifetime in days; None for `token_days` of the federation's file.
             reason: For the audit log.
             who: The name of the operator.
 

@@ -1,4 +1,4 @@
-"""The operator replaces the coordinator's key. The old key signs the new one: devices follow."""
+"""The operator replaces the coordinator's key. The old key signs the new key for the devices."""
 
 import logging
 from functools import partial
@@ -42,7 +42,7 @@ class KeyActions(FederationState):
             )
 
     def new_key(self) -> KeyFollowed | None:
-        """How many devices follow the new key; None if there is none, or if all follow."""
+        """How many devices follow the new key; None without a new key, or if all follow it."""
         if not self.key_changes:
             return None
         state = self.key_state()
@@ -55,7 +55,7 @@ class KeyActions(FederationState):
         """Replace the coordinator's key, if it has this `fingerprint`, by a new one.
 
         For `days`, devices and join tokens with the old key can change to the new key. If the last
-        change has replaced this key already, nothing changes.
+        rotation already replaced the key with this fingerprint, nothing changes.
 
         Raises RefusalError (409) if the coordinator has another key.
         """

@@ -28,7 +28,7 @@ class Login(Struct, frozen=True, kw_only=True):
 
 
 class Logins(Login, frozen=True, kw_only=True):
-    """The content of the file: the last login, and those of other coordinators before it."""
+    """The content of the file: the last login, and earlier logins at other coordinators."""
 
     others: tuple[Login, ...] = ()
 
@@ -67,9 +67,9 @@ def save_login(login: Login) -> Path:
 
 
 def saved_login(url: str | None = None) -> Login:
-    """Read the saved login of the coordinator at `url`; without it, the last login.
+    """Read the saved login of the coordinator at `url`; without `url`, the last login.
 
-    Raises InputError if there is none, if it is damaged, or if others can read its file.
+    Raises InputError if there is no login, if it is damaged, or if others can read its file.
     """
     if url is None or not login_file().exists():
         return _saved(login_file())

@@ -1,4 +1,4 @@
-"""The releases of a federation: their changes, and what devices are offered and run.
+"""The releases of a federation: changes, offers to devices, and the release that each device runs.
 
 Their files and the reports of devices are in `storage/`.
 """

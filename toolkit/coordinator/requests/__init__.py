@@ -1,4 +1,4 @@
-"""What devices ask and send: they join and leave, send updates, troubles and reports.
+"""The requests of devices: they join and leave, send updates, troubles and reports.
 
 These modules know no HTTP. `coordinator.py` calls them.
 """

@@ -24,11 +24,11 @@ class DeviceSecrets(FederationState):
         return "" if due is None else due.challenge
 
     def take_secret(self, device: Device, new: NewSecret) -> None:
-        """Replace the secret of `device`, which was asked for a new one. The old one is void then.
+        """Replace the secret of `device`, which was asked for a new one. The old secret is void.
 
         Raises:
-            RefusalError: 409 if this was not asked for, 422 if the signature is wrong or the secret
-                is in use.
+            RefusalError: 409 if the device was not asked, 422 if the signature is wrong or the
+                secret is in use.
         """
         with self.lock:
             due = self.secrets_due.get(device.id)
@@ -65,7 +65,7 @@ class DeviceSecrets(FederationState):
                 )
 
     def forget_due_secret(self, device: Device) -> None:
-        """Ask `device` for no new secret, because it has one, or has left. The lock is held."""
+        """Stop asking `device` for a new secret: it has one, or has left. The lock is held."""
         if device.id in self.secrets_due:
             due = {name: other for name, other in self.secrets_due.items() if name != device.id}
             self.store.set_value(secret_log.DUE_SECRETS, secret_log.encoded(due))

@@ -80,7 +80,7 @@ class DeviceTroubles(FederationState):
         self.changed.set()
 
     def set_aside(self, device: str) -> None:
-        """Wait for `device` no more, and select it for no round, until its owner's conditions hold.
+        """Neither wait for `device` nor select it until its owner's conditions hold.
 
         The device then asks for work. The caller holds the lock.
         """

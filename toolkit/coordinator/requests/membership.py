@@ -63,13 +63,13 @@ class Membership(DeviceSecrets):
         )
 
     def join(self, token: str, request: JoinRequest) -> JoinReply:
-        """Enrol a device, or give one that joins again a new secret.
+        """Enrol a device. A device that joins again gets a new secret.
 
         Raises:
             RefusalError: 403 for an unusable token, a wrong signature or clock, or a request that
-                was used before. 409 for a new device after the last round, if its kind needs a
-                profile and the request has none, or if no submodel fits it. 422 for a malformed
-                name, key, machine or profile. 503 if it needs a plan and the planner is not ready.
+                was used before. 409 for a new device after the last round, if the kind needs a
+                profile and the request has none, or if no submodel fits. 422 for a malformed name,
+                key, machine or profile. 503 if the device needs a plan and there is no planner yet.
         """
         self.check_join_token(token)
         name = check_name(request.name)

@@ -1,4 +1,4 @@
-"""Receives what devices report about releases, and may offer a release to all."""
+"""Receives the reports of devices about releases, and may offer a release to all devices."""
 
 import logging
 

@@ -20,7 +20,7 @@ def check_evaluation(
     Args:
         given: Counts of models on the samples that one device keeps apart.
         manifest: The manifest of the bundle that the device evaluated.
-        request: What the federation asks for.
+        request: The evaluation that the federation asks for.
         origin: The device, for messages.
     """
     by_class = any(counts.classes is not None for counts in given)

@@ -20,7 +20,7 @@ def times_limited(history: Sequence[RoundResult]) -> Counter[str]:
 def limited_note(
     device: str, history: Sequence[RoundResult], times: Mapping[str, int], trained: int
 ) -> str | None:
-    """What the operator reads about `device`, which has sent `trained` updates.
+    """A note about the limited updates of `device`, which has sent `trained` updates.
 
     None if nothing was limited in the last round, unless the device was limited often.
     """
@@ -37,7 +37,7 @@ def often_limited(times: int, trained: int) -> bool:
 
 
 def limits_warning(times: Mapping[str, int], trained: Mapping[str, int]) -> str | None:
-    """A sentence about the devices that were limited in most of their rounds; None if none were."""
+    """A sentence about the devices that were limited in most of their rounds, or None."""
     often = sorted(
         (device for device, count in times.items() if often_limited(count, trained.get(device, 0))),
         key=lambda device: (-times[device], device),
@@ -53,7 +53,7 @@ def limits_warning(times: Mapping[str, int], trained: Mapping[str, int]) -> str 
 
 
 def limits_text(result: RoundResult) -> str | None:
-    """A sentence about the updates of a round that were limited; None if none were."""
+    """A sentence about the limited updates of a round; None if no update was limited."""
     if not result.limited:
         return None
     worst = sorted(result.limited, key=lambda device: -result.limited[device].times)[:MOST_NAMED]

@@ -7,10 +7,10 @@ Without devices that judge the last model, `finished` follows at once.
 
 A device may leave at any time. Another device may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
-The same holds for a device whose owner's conditions do not hold before it has begun with a round.
+A device that may not begin a round, because of its owner's conditions, is treated in the same way.
 A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
 A round may be opened for some devices only, with a goal: it closes with that number of updates. The
-other devices wait. If too few updates have come at its deadline, it opens again for other devices.
+other devices wait. If too few updates have come at the deadline, the round opens again for others.
 
 In asynchronous rounds, if a round closes without the update of a device, the device goes on. The
 update counts in the round that is open when it comes. Then the device waits for the next round.

@@ -48,8 +48,9 @@ def by_data_size(
 ) -> np.ndarray:
     """Select one candidate after another, each with a probability proportional to its samples.
 
-    A candidate whose samples are unknown counts like the mean of the others. The keys are those of
-    Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006), as logarithms.
+    If the samples of a candidate are unknown, it counts like the mean of the other candidates. The
+    sort keys are the logarithms of the keys in Efraimidis and Spirakis, "Weighted random sampling
+    with a reservoir" (2006).
     """
     known = [candidate.samples for candidate in candidates if candidate.samples is not None]
     mean = float(np.mean(known)) if known else 1.0

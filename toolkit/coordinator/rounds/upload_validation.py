@@ -99,9 +99,9 @@ def check_upload(
 ) -> None:
     """Raise RefusalError unless `record`, and the tensors that came before it, can be aggregated.
 
-    `upload` is the hash of these tensors; None if no tensors came. `asked` is what the federation
-    asks for in a federated evaluation. These checks are not repeated when the round
-    is aggregated.
+    `upload` is the hash of these tensors; None if no tensors came. `asked` is the federated
+    evaluation that the federation asks for. These checks are not repeated when the round is
+    aggregated.
     """
     if upload is None or upload != record.file.sha256:
         raise conflict(

@@ -33,7 +33,7 @@ class Run:
     """A simulation of a sweep.
 
     Attributes:
-        values: The values that replace those of the file.
+        values: The values that replace values of the file.
         folder: The folder of the results.
         config: The federation's file with these values.
     """

@@ -11,7 +11,7 @@ Chart = dict[str, Any]
 
 
 def quality_chart(quality: Sequence[RoundQuality]) -> Chart:
-    """The accuracy by round, on held-out data and on the devices; the loss if there is none."""
+    """The accuracy by round, on held-out data and on devices; without accuracies, the loss."""
     results = [row.result for row in quality]
     judged = [result.devices for result in results]
     lines: dict[str, Sequence[float | None]] = {

@@ -1,4 +1,4 @@
-"""Logs the operator in by a token, and out. The browser keeps only the random id of the login."""
+"""Logs the operator in with a token, and out. The browser keeps only the random id of the login."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -1,4 +1,4 @@
-"""Answers of the operator's page, and what every route needs of its request."""
+"""Answers of the operator's page, and the parts of a request that every route needs."""
 
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -59,7 +59,7 @@ def built_names(page: Page | None) -> dict[str, str] | None:
 
 
 def shown(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """The page that `template` gives with `values`."""
+    """The page that results from `template` filled with `values`."""
     names = request.app.state.operator_files
     if names is None:
         return HTMLResponse(filled("not_built.html", how_to_build=HOW_TO_BUILD), 503, HEADERS)

@@ -1,4 +1,4 @@
-"""What the operator sees: overview, devices, one device, unused updates, audit log."""
+"""The operator's pages: overview, devices, one device, unused updates, audit log."""
 
 import re
 from dataclasses import asdict
@@ -146,7 +146,7 @@ def tokens(request: Request) -> Response:
 
 
 def settings(request: Request) -> Response:
-    """Show the settings, and what has changed in the federation's file."""
+    """Show the settings, and the changes in the federation's file."""
     coordinator = coordinator_of(request)
     found, problem, waiting = None, None, coordinator.new_settings
     try:
