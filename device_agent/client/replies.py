@@ -87,7 +87,7 @@ def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
 
 
 def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
-    """Raise an error if an answer is not valid JSON because the connection probably broke off.
+    """Raise an error if an answer is invalid JSON and the connection has probably broken off.
 
     Args:
         response: The answer.

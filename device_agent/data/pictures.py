@@ -133,7 +133,7 @@ def upright(picture: "Image") -> "Image":
 
 
 def sample_of(picture: "Image", images: Images, sample_shape: tuple[int, ...]) -> np.ndarray:
-    """Scale and normalise a decoded picture: the sample (channels, height, width)."""
+    """Scale and normalise a decoded picture to a sample (channels, height, width)."""
     channels, *size = sample_shape
     points = (picture.height, picture.width)
     scale = min(points[axis] / size[axis] for axis in (0, 1))

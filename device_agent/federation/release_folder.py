@@ -91,7 +91,7 @@ class DeviceReleases:
             return ReleasePointer()
 
     def current(self) -> Path | None:
-        """The folder of the bundle of the current release, fine-tuned if that is better.
+        """The bundle folder of the current release, or of its fine-tuned form if that is better.
 
         None if there is no release.
         """

@@ -51,8 +51,8 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
 def foreign_file(folder: Path) -> str | None:
     """Find a file in `folder` that is not part of a bundle. None for a bundle or an empty folder.
 
-    The manifest may be of another version. If it is damaged, graphs and weights count as other
-    files.
+    The manifest may be of another version. With a damaged manifest, graphs and weights do not count
+    as part of the bundle.
     """
     known: set[str] = set()
     with suppress(OSError, ValueError, LookupError, TypeError):

@@ -121,7 +121,7 @@ class LocalEvaluation(Struct, frozen=True, kw_only=True):
 def check_counts(counts: EvaluationCounts, origin: str, *, signed: bool = False) -> None:
     """Raise UpdateError if no evaluation of samples can give `counts`.
 
-    With `signed` the loss may be below zero: some losses that users write are.
+    With `signed` the loss may be below zero, as for some losses that users write.
     """
     sums = (counts.loss_sum, *(counts.metrics or {}).values())
     if not all(map(math.isfinite, sums)):

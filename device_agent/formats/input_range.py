@@ -135,7 +135,7 @@ def range_of(samples: "np.ndarray") -> InputRange:
 
 
 def repeated(intervals: Sequence[Interval]) -> InputRange:
-    """Shorten `intervals`, one for each number: join equal neighbours, drop repetitions."""
+    """Shorten `intervals` (one for each number): join equal neighbours, drop repetitions."""
     number = len(intervals)
     for period in range(1, number + 1):
         if number % period == 0 and intervals[period:] == intervals[:-period]:

@@ -122,8 +122,8 @@ def time_cases(
 ) -> Timed:
     """Time the operations of some cases.
 
-    When the time is over, the remaining cases are left out, except the first few of each graph.
-    Cases that need too much memory are also left out.
+    When the time is over, the remaining cases are left out, except the first few cases of each
+    graph. Cases that need too much memory are also left out.
 
     Args:
         cases: The graphs and input shapes to run.

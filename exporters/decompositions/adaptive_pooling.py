@@ -38,7 +38,7 @@ def average_pool(x: Tensor, out: list[int]) -> Tensor:
 
 
 def average_pool_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """dX = A^T grad B, or the gradient of plain average pooling if its windows are equal."""
+    """dX = A^T grad B, or the gradient of plain average pooling if all windows are equal."""
     out = [int(n) for n in grad.shape[-2:]]
     kernel = regular_kernel(x, out)
     if kernel is not None:
@@ -109,9 +109,9 @@ def max_pool_backward_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Te
 
 
 def elements_by_position(size: int, count: int) -> list[list[int]]:
-    """For each position in a window, the index of the element there, for every window.
+    """For each position in a window and for every window, the index of the element there.
 
-    There are as many positions as the longest window has. The index is -1 behind the end of a
+    The number of positions is the length of the longest window. The index is -1 behind the end of a
     shorter window.
     """
     limits = window_bounds(size, count)

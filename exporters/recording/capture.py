@@ -102,8 +102,8 @@ _SHARED: ContextVar[tuple[SharedRecording, ...]] = ContextVar("shared recordings
 def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     """Record `model` in training and in inference mode, and check both graphs.
 
-    Samples are float32. A model with an embedding that cannot be recorded for float32 samples
-    is recorded for int64 samples instead.
+    Samples are float32. If a model with an embedding cannot be recorded for float32 samples, it is
+    recorded for int64 samples.
 
     Args:
         model: The model; it is copied and stays unchanged.

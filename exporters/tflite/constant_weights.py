@@ -115,7 +115,7 @@ class Merging:
         return False
 
     def scaled(self, code: int, operator: Any, other: int, before: tuple[int, Any]) -> bool:
-        """Merge a product or sum with a constant for each channel into weights and bias."""
+        """Merge a product or sum with constants (one for each channel) into weights and bias."""
         product = code == schema.BuiltinOperator.MUL
         if before[0] not in CHANNEL_AXIS or not plain(before[1]) or len(operator.inputs) != 2:
             return False

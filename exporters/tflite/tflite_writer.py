@@ -130,6 +130,6 @@ def inference_graph(signature: ProgramSignature, values: Mapping[str, Tensor], f
 def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
     """Write `signatures` as a TFLite file; inputs and outputs have the names of the ports.
 
-    Raises ExportError with the names of a signature and of its operator without a TFLite form.
+    Raises ExportError, which names a signature and its operator without a TFLite form.
     """
     return serialize({s.name: to_subgraph(s)[0] for s in signatures}, DESCRIPTION)

@@ -126,7 +126,7 @@ class LazyOutputs:
 
     Attributes:
         nodes: The nodes in the order in which they are computed.
-        steps: The nodes, and after the last node that an output needs, the index of this output.
+        steps: The nodes in this order. The index of an output follows the last node that it needs.
     """
 
     def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:

@@ -47,8 +47,8 @@ class ComparedFile:
 
     Attributes:
         form: The form in the file; None for the plain graph.
-        parts: For each node of the traced graph whose value the file computes: its pieces. Each
-            reads values that the file shares with the traced graph.
+        parts: The pieces for each node of the traced graph whose value the file computes. Each
+            piece reads values that the file shares with the traced graph.
     """
 
     def __init__(

@@ -169,8 +169,8 @@ class RunFolder:
         before = None if force or self._is_unused() else self.settings().get(LOSS_CODE)
         if before is not None and other_loss(before, code):
             raise InputError(
-                "{path} holds a simulation whose loss computed something else: its code has "
-                "changed. Give another --out, or --force to replace it.",
+                "The code of the loss has changed since the simulation in {path} was made. Give "
+                "another --out, or --force to replace this simulation.",
                 code="simulation.other-settings",
                 path=str(self.root),
                 key="training.loss",

@@ -79,7 +79,7 @@ class GlobalModel:
             if name.startswith((KEPT, MOMENT)):
                 raise ModelError(
                     "The tensor {tensor!r} of the model has a name that is reserved in weights "
-                    "files. Rename its module so that it does not begin with {prefix!r}.",
+                    "files. Rename its module so that the name does not begin with {prefix!r}.",
                     code="model.reserved-name",
                     tensor=name,
                     prefix=name.partition("|")[0] + "|",
@@ -203,7 +203,7 @@ def _shared_names(data: bytes, origin: str) -> dict[str, str]:
         names = None
     if names is None or not header.keys() >= {*names, *names.values()}:
         raise InputError(
-            "{file}: the metadata {key!r} do not name tensors of the file. Write it again.",
+            "{file}: the metadata {key!r} do not name tensors of the file. Write the file again.",
             code="model.invalid-shared-names",
             file=origin,
             key=SHARED,

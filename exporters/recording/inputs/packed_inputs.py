@@ -158,7 +158,7 @@ def check_one_input(model: nn.Module) -> None:
 
 
 def with_limits(model: nn.Module, graph: GraphModule) -> None:
-    """Note for each input of ids how many ids there are: the rows of the tables that it indexes."""
+    """Note how many ids each input of ids has: the number of rows in the tables that it indexes."""
     parts = parts_of_model(model)
     if not any(part.dtype == "int64" and part.limit is None for part in parts):
         return

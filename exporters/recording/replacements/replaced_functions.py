@@ -48,7 +48,7 @@ class NoCheckpoint:
 
 @contextmanager
 def as_on_devices() -> Iterator[None]:
-    """Context without autocast, as devices compute in float32, and without checkpoints."""
+    """Context without autocast, because devices compute in float32, and without checkpoints."""
     with (
         LOCK,
         patch.object(torch.autocast, "__enter__", enter_disabled),
