@@ -268,7 +268,7 @@ class DeviceState(StateFolder):
     def trained(self, bundle: str) -> "UpdateRecord | None":
         """Read the update in update/ if it belongs to the bundle with this hash.
 
-        An update of another bundle, or an incomplete one, is removed.
+        An incomplete update, or an update of another bundle, is removed.
         """
         from device_agent.formats.update import read_update
 

@@ -37,7 +37,7 @@ class SecureSending(NamedTuple):
         client: Makes the device's requests.
         key: The coordinator's key, which signs groups.
         rest: Waits for a number of seconds.
-        seed: The seed of the device's trainings; it decides how numbers are rounded.
+        seed: The seed of the device's trainings; the seed decides how numbers are rounded.
     """
 
     folder: DeviceState
@@ -50,8 +50,8 @@ class SecureSending(NamedTuple):
         """Add the update in the state folder to the sum of the round of `work`.
 
         Returns:
-            Whether the update is in the sum, as far as the device knows. If the coordinator
-            repeats the sum, it asks for the update again.
+            Whether the update is in the sum, as far as the device knows. If the coordinator repeats
+            the sum, the coordinator asks for the update again.
 
         Raises:
             RefusedError: The round continued without this device.

@@ -29,7 +29,7 @@ def blocked_form(block: int) -> str:
 
 
 def form_file(graph: str, form: str) -> str:
-    """The name of the file that has the graph of the file `graph` in this form.
+    """The name of the file with another form of the graph in the file `graph`.
 
     >>> form_file("train.onnx", "nchwc16")
     'train.nchwc16.onnx'

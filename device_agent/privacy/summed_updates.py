@@ -29,11 +29,11 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class GroupMean:
-    """What the updates of a group are together.
+    """The mean of the updates of a group.
 
     Attributes:
         devices: How many devices are in the sum.
-        samples: The sum of their samples, each limited to `most_samples`.
+        samples: The sum of the devices' samples, each limited to `most_samples`.
         steps: The mean number of steps, weighted by samples.
         loss_first: The mean loss over the first local epoch, weighted by samples.
         loss_last: The same for the last epoch.
@@ -51,7 +51,7 @@ class GroupMean:
 
 
 def elements(table: Sequence[TensorEntry]) -> int:
-    """How many numbers of 32 bits the vector of an update with these tensors has."""
+    """The number of 32-bit numbers in the vector of an update with these tensors."""
     return sum(math.prod(entry.shape) for entry in table) + COUNTS * PARTS
 
 

@@ -313,10 +313,10 @@ def likeliest_classes(logits: Tensor) -> Tensor:
 
 
 def positive_logits(logits: Tensor) -> Tensor:
-    """logit > 0: the predicted class, 0 or 1, at each position; every position has one logit."""
+    """The predicted class at each position: 1 where its only logit is above 0, else 0."""
     return (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
 
 
 def positive_answers(logits: Tensor) -> Tensor:
-    """logit > 0 for each of several independent answers, 0 or 1, in the shape of `logits`."""
+    """The predicted answers to independent questions: 1 where a logit is above 0, else 0."""
     return (logits > 0).to(logits.dtype)

@@ -41,8 +41,8 @@ class Work:
     Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
     1970. `signature` is the coordinator's signature of `signed_work.work_text`: raw Ed25519 in
     base64. A device that waits asks again after `ask_again_s` seconds; with 0 the device chooses
-    the time. `inputs` summarises the coordinator's own samples. A device that gets it sends a
-    summary of its own samples, and warns its owner if they differ much. The signature does not
+    the time. `inputs` summarises the coordinator's own samples. A device that gets `inputs` sends a
+    summary of its own samples, and warns its owner if the two differ much. The signature does not
     cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
     holds counts, see EvaluationRequest. A device that has nothing to train is offered a `release`,
     which has a signature of its own. With `budget_s` a training ends after the batch in which it

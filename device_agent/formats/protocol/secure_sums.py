@@ -25,12 +25,13 @@ MOST_SAMPLES = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class SecureTerms:
-    """How the devices of a round add up their updates. The coordinator signs it with the work.
+    """How the devices of a round add up their updates. The coordinator signs this with the work.
 
     Attributes:
-        fewest: A sum has the updates of at least so many devices.
-        most_change: No number of an update changes by more in a round; larger changes are clipped.
-        most_samples: A device with more samples counts like one with so many.
+        fewest: The smallest number of devices whose updates a sum has.
+        most_change: The most by which a number of an update may change; larger changes are clipped.
+        most_samples: The most samples that count; a device with more samples counts as if it had
+            these.
     """
 
     fewest: Annotated[int, Meta(ge=FEWEST)]
@@ -43,8 +44,8 @@ class SecureKeys:
     """A device has trained, and offers new keys for one attempt at the sum.
 
     `mask_key` and `share_key` are public keys of X25519, 32 raw bytes in base64. `bundle` is the
-    SHA-256 of the manifest that it trained. `signature` is the device's signature of `keys_text`,
-    with the key of its join.
+    SHA-256 of the manifest of the trained bundle. `signature` is the device's signature of
+    `keys_text`, with the key of the device's join.
     """
 
     bundle: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -68,11 +69,12 @@ class SecureStep:
 
     - `shares`: send shares for the group of `members`. `signature` is the coordinator's signature
       of `group_text`.
-    - `input`: send the masked update. `shares` are what the neighbours have sent, by sender.
+    - `input`: send the masked update. `shares` are the shares that the neighbours have sent, by
+      sender.
     - `confirm`: sign `present_text` of `present`, the devices whose update has come.
     - `unmask`: send shares for `present`. `confirmations` are the signatures, by device.
-    - `over`: the sum has this device's update, or does without it.
-    - `again`: the coordinator knows no keys of this device: it sends new ones, for another attempt.
+    - `over`: the sum has this device's update, or is made without this update.
+    - `again`: the coordinator knows no keys of this device: send new keys, for another attempt.
     """
 
     step: Step
@@ -108,9 +110,9 @@ class SecureConfirmation:
 
 @dataclass(frozen=True, kw_only=True)
 class SecureUnmasking:
-    """Shares in base64, by the device whose secret it is.
+    """Shares in base64, by the device whose secret is shared.
 
-    `seeds` are of devices whose update has come, `keys` of devices whose update has not.
+    `seeds` has shares of devices whose update has come, `keys` of devices whose update has not.
     """
 
     seeds: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
@@ -146,6 +148,6 @@ def group_text(round_: int, members: list[SecureMember]) -> bytes:
 
 
 def present_text(context: bytes, present: list[str]) -> bytes:
-    """The text that a device signs to confirm whose updates have come, in one group."""
+    """The text that a device signs to confirm which devices of a group have sent an update."""
     digest = hashlib.sha256("".join(f"{device}\n" for device in sorted(present)).encode())
     return f"edgetailor-secure-present-1\n{context.hex()}\n{digest.hexdigest()}\n".encode()
