@@ -187,7 +187,7 @@ def evaluate_file(
         progress: Called with the name of each stage when it begins.
         preprocessing: How pictures or CSV files become samples.
         seed: The seed that the model is built with.
-        inputs: The inputs of a model that takes several.
+        inputs: The inputs, if the model takes several.
 
     Returns:
         Accuracy, loss and errors, and figures of each class.

@@ -102,7 +102,7 @@ def _is_logit(part: Part) -> bool:
 
 
 def labels_text(labels: LabelRule, only: str | None = None) -> str:
-    """The arrays of labels in words, or, if `only` is given, the array of this output."""
+    """The arrays of labels in words. If `only` is given, the array of this output."""
     parts: Sequence[Part] = labels.parts or (
         Part(
             name="",

@@ -84,7 +84,7 @@ class Coordinator(
     Attributes:
         poll_interval: Says when a waiting device asks again.
         sessions: The logins at the operator's page.
-        cookie: The name of their cookie. Coordinators at other ports of a host have others.
+        cookie: The name of the sessions' cookie. Each federation of a host has its own.
     """
 
     poll_interval: PollInterval = field(init=False, repr=False)
@@ -244,9 +244,9 @@ class Coordinator(
                 activity.loss = progress.loss
 
     def close_round(self) -> list[Device]:
-        """Close the open round. Returns the devices that are late: it still waited for them.
+        """Close the open round. Returns the late devices, for which it still waited.
 
-        A round that has reached its goal does not need them, so none is late.
+        A round that has reached its goal needs no more devices, so no device is late.
         """
         with self.lock:
             round_, rounds = self.rounds.round, self.rounds
@@ -279,7 +279,7 @@ class Coordinator(
     def folded(self, judges: Collection[str], stops: bool) -> None:
         """Record that the closed round is in the model. Devices that still train keep their files.
 
-        `judges` and `stops` are those of `Rounds.folded`.
+        `judges` will judge the last model. If `stops`, this round is the last one.
         """
         with self.lock:
             round_, rounds = self.rounds.round, self.rounds
@@ -293,7 +293,7 @@ class Coordinator(
             self.missed_deadlines = 0
 
     def begin_anew(self) -> None:
-        """Let all devices train new bundles, whatever they train now. The caller holds the lock."""
+        """Let all devices start again with new bundles. The caller holds the lock."""
         self.bundles, self.earlier_bundles = {}, {}
         self.rounds.flights.clear()
 
@@ -363,7 +363,7 @@ def restore(
     clock: Callable[[], float],
     planner: SubmodelPlanner | None = None,
 ) -> Coordinator:
-    """Create a coordinator in the state that `store` holds, which may be a new federation."""
+    """Create a coordinator in the state that `store` holds. The federation may be new."""
     done = max((result.round for result in store.history.results()), default=0)
     asked = store.final_evaluation.answers()
     rounds = Rounds(

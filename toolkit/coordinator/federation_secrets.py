@@ -47,7 +47,7 @@ class FederationSecrets:
 def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> FederationSecrets:
     """Read the secrets of the federation, and make those that are missing. Writes nothing.
 
-    With `new_key`, a new key replaces one that is lost.
+    With `new_key`, a new key replaces the lost key.
 
     Raises:
         InputError: A file is damaged or cannot be read; the key is missing although devices have

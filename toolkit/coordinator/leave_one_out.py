@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KeptUpdate:
-    """An update of a round that is over, whose tensors are kept.
+    """An update of a finished round. Its tensors are kept.
 
     Attributes:
         device: The id of its device.

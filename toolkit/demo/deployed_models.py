@@ -107,7 +107,7 @@ def predict_everywhere(
 
 
 def last_evaluation(folder: DemoFolder, device: str) -> LocalEvaluation | None:
-    """How `device` judged the received and its own model in its last round; None if it did not."""
+    """How `device` judged the received model and its own model in its last round, or None."""
     path = folder.state_of(device) / "update" / RECORD
     evaluation = decode_record(path.read_bytes(), str(path)).evaluation
     return evaluation if isinstance(evaluation, LocalEvaluation) else None

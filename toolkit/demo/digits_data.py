@@ -1,4 +1,4 @@
-"""The digits of scikit-learn, split over the devices unevenly by label, as in papers on FL."""
+"""The digits of scikit-learn, split unevenly by label over the devices, as in many papers."""
 
 from collections.abc import Sequence
 

@@ -33,7 +33,7 @@ def read_tiers(path: Path) -> tuple[Tier, ...]:
 
 
 def tiers_of(specs: Sequence[str]) -> tuple[Tier, ...]:
-    """Make a tier of each spec. Its name is the name of the folder for its bundle.
+    """Make a tier of each spec. A tier has the name of the folder for its bundle.
 
     Raises InputError if two tiers would have the same name.
     """

@@ -102,5 +102,5 @@ def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
 
 
 def has_changed_little(matrix: Tensor, last: Tensor) -> bool:
-    """Whether `matrix` differs from `last` by a small change."""
+    """Whether `matrix` differs from `last` only by a small change."""
     return matrix.shape == last.shape and bool((matrix - last).norm() <= SMALL_CHANGE * last.norm())

@@ -58,7 +58,7 @@ def port_bytes(port: Port, batch: int) -> int:
 
 
 def largest_layer_bytes(graph: GraphModule, batch: int) -> int:
-    """The bytes of the largest output of a layer in `graph` that is not the output of `graph`."""
+    """The bytes of the largest output of a layer in `graph`, except for the output of `graph`."""
     last = output_node(graph)
     return max(
         (

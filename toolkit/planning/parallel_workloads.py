@@ -1,8 +1,8 @@
 """Computes the workloads of all candidates of one model in several processes.
 
-An export of a submodel takes seconds to a minute on one core, and exports are independent. They run
-in separate processes, because the server exports bundles at the same time and tracing in torch is
-not safe in two threads.
+An export of a submodel takes seconds to a minute on one core, and exports are independent. Exports
+run in separate processes, because the server exports bundles at the same time and tracing in torch
+is not safe in two threads.
 """
 
 import functools

@@ -217,7 +217,7 @@ def stages_of(program: Program) -> list[Record]:
 
 
 def steps_of(program: Program) -> list[Step]:
-    """The steps of each batch of the training of `program`."""
+    """The steps that the training of `program` takes on each batch."""
     return [step for i in program.schedule if isinstance(i, Train) for step in i.steps]
 
 

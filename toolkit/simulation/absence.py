@@ -36,7 +36,7 @@ class Absence:
 
     @classmethod
     def drawn(cls, share: float, day_s: float, clients: int, seed: int) -> Self:
-        """Draw the time of day of each client evenly, so about `share` of all are away at a time.
+        """Draw each client's time of day evenly, so that about `share` of all clients are away.
 
         `seed` alone decides the times.
         """

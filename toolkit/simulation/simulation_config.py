@@ -146,8 +146,8 @@ def load_simulation(
 ) -> SimulationConfig:
     """Read the federation's TOML file for `simulate`; relative paths start from its folder.
 
-    `values` replace those of the file, for example `{"training.epochs": 5}`. If `seed` is given, it
-    replaces both seeds of the file, and `rounds` its number of rounds.
+    `values` replace values of the file, for example `{"training.epochs": 5}`. If `seed` is given,
+    it replaces both seeds of the file. `rounds` replaces the number of rounds.
 
     Raises InputError if a key is wrong; the message has the file, the key, its value and what is
     allowed. Also raises InputError if a profile cannot be read, or lacks figures that simulated

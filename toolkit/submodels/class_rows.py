@@ -99,10 +99,9 @@ def own_rows(
 def row_places(
     table: Sequence[TensorEntry], classes: Collection[int] | None
 ) -> dict[str, TensorSlice]:
-    """Find the rows that a device trained in each tensor that has a row for every class.
+    """For each tensor with a row for every class, find the rows that a device trained.
 
-    Maps the name of such a tensor to the slice with the rows of `classes`. Empty if `classes` is
-    None.
+    Maps the name of the tensor to the slice with the rows of `classes`. Empty if `classes` is None.
     """
     if classes is None:
         return {}

@@ -17,8 +17,8 @@ LARGEST = np.float32(1e30)
 class Piece(NamedTuple):
     """Some elements of a tensor: [start, stop) of its flat array.
 
-    `changes` has a row for each update that holds the tensor, NaN for elements that the update does
-    not hold; `rows` are the numbers of these updates.
+    `changes` has a row for each update that holds the tensor. A row has NaN for elements that the
+    update does not hold. `rows` are the numbers of the updates.
     """
 
     start: int

@@ -16,7 +16,7 @@ SHOWN = 10
 
 
 def show_releases(releases: Sequence[Release], devices: Sequence[DeviceRelease]) -> None:
-    """Print a row for each release, one for each device, and why devices refused a release."""
+    """Print a row for each release, a row for each device, and why devices refused a release."""
     rows = table("release", "round", "kinds", "precision", "devices", "note")
     for column in (2, 3, 5):
         rows.columns[column].justify = "left"

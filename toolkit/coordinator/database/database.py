@@ -19,7 +19,7 @@ Also = Callable[[sqlite3.Connection], None]
 
 
 def raise_if_full(error: sqlite3.OperationalError, path: Path) -> None:
-    """Raise OSError if the disk with the database `path` is full, as writing other files would."""
+    """Raise the OSError of a full disk if the disk with the database `path` is full."""
     if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
 
@@ -50,7 +50,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for this thread only. On an error nothing of the transaction is kept.
+        """The connection, for this thread only. An error undoes the whole transaction.
 
         Raises OSError if the disk is full, and StorageError if the file cannot be written.
         """

@@ -1,4 +1,4 @@
-"""Join tokens and devices; their secrets are kept as hashes only."""
+"""Stores join tokens and devices. Tokens and secrets are kept as hashes only."""
 
 import hashlib
 import hmac

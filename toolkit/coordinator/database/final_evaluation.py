@@ -41,7 +41,7 @@ class FinalEvaluation:
         return row is not None
 
     def answers(self) -> dict[str, EvaluationCounts | None]:
-        """Map each device that was asked to its counts; None if it has not answered."""
+        """The counts of each asked device; None for a device that has not answered."""
         with self._database.transaction() as db:
             rows = db.execute(
                 "SELECT key, value FROM meta WHERE key LIKE ? ORDER BY key", (f"{_PREFIX}%",)

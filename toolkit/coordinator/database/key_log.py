@@ -1,4 +1,4 @@
-"""The changes of the coordinator's key and who knows them, in the table `meta`; the key's files."""
+"""The changes of the coordinator's key, the devices that know them, and the names of key files."""
 
 import sqlite3
 from collections.abc import Sequence

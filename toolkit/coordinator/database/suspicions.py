@@ -35,7 +35,7 @@ class Suspicions:
     """Stores what is known about spoilt models, so that it survives a restart.
 
     Attributes:
-        left_out: Maps a device that is left out of all rounds to the reason.
+        left_out: The devices that are left out of all rounds, with the reasons.
     """
 
     def __init__(self, database: Database) -> None:

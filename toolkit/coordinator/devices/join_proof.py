@@ -18,7 +18,7 @@ KEY_BYTES = 32
 
 
 def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
-    """Check that `request` for `token` was signed around `now`, with the key that it contains.
+    """Check that `request` for `token` was signed around `now`, with the key in the request.
 
     Returns the signed text.
 

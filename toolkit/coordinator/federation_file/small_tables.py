@@ -14,8 +14,8 @@ class EvaluationTable(Table):
     """The table [evaluation]: devices judge the models (federated evaluation).
 
     Each device keeps the `share` of its samples apart, never trains on them, and sends counts of
-    its evaluations. The share 0 is off. With `by_class` devices whose owners agree also send the
-    counts of each class.
+    its evaluations. The share 0 is off. With `by_class`, devices also send the counts of each class
+    if their owners agree.
     """
 
     share: Annotated[float, Field(ge=0, le=0.5)] = 0.0

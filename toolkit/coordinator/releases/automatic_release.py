@@ -1,4 +1,4 @@
-"""Which model the coordinator releases by itself, and when: the table [release]."""
+"""Decides when the coordinator releases a model by itself, and which one: the table [release]."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence

@@ -120,7 +120,7 @@ class OfferedReleases:
         return None
 
     def file(self, device: Device, sha256: str) -> tuple[Path, int] | None:
-        """Path and size of a file of a release for devices of the kind of `device`, or None."""
+        """Path and size of a file in the release for the kind of `device`, or None."""
         for release, offer in self._present.offers.get(device.kind, ()):
             parts = zip(_folders(self._folder), (offer.files, offer.training), strict=True)
             for folder_of, files in parts:

@@ -27,8 +27,8 @@ class ReleaseAnswers(FederationState):
         """Record what `device` reports about release `number`. Reports may be repeated.
 
         Raises:
-            RefusalError: 409 for a release that this device is not offered, or whose bundle is not
-                the offered one. 422 for a report that cannot be true.
+            RefusalError: 409 if this device is not offered this release or this bundle. 422 for a
+                report that cannot be true.
         """
         offer = self.released.offer(device)
         # After a backup was restored, a number may stand for another release.

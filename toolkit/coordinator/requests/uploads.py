@@ -47,8 +47,9 @@ class Uploads(SecureSums):
     def open_upload(self, device: Device, round_: int, sha256: str, offset: int) -> IncomingFile:
         """Open the file that takes the tensors of `device` after their first `offset` bytes.
 
-        Its size is limited to what the device's bundle can need. Raises RefusalError (409) if the
-        round takes no update from this device, or if not exactly `offset` bytes have come.
+        The file cannot become larger than an update for the device's bundle. Raises RefusalError
+        (409) if the round takes no update from this device, or if the number of received bytes is
+        not `offset`.
         """
         with self.lock, self._noting_refusals(device, round_):
             self._check_upload(device, round_)
@@ -59,7 +60,7 @@ class Uploads(SecureSums):
     def keep_upload(self, device: Device, round_: int, received: IncomingFile) -> None:
         """Keep the received tensors until their update.json comes.
 
-        Raises RefusalError (409) if they were altered, or if the round has closed.
+        Raises RefusalError (409) if the tensors were altered, or if the round has closed.
         """
         self._check_round(device, round_)
         self.store.keep_upload(device.id, received)

@@ -1,4 +1,4 @@
-"""Checks of the counts with which a device judges a model, when they arrive."""
+"""Checks the counts with which a device judges a model, when the counts arrive."""
 
 import math
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ def limited_note(
 ) -> str | None:
     """A note about the limited updates of `device`, which has sent `trained` updates.
 
-    None if nothing was limited in the last round, unless the device was limited often.
+    None if the last round did not limit the device, and the device was not limited often.
     """
     last = next((r for r in reversed(history) if device in r.limited), None)
     if last is None or (last is not history[-1] and not often_limited(times[device], trained)):

@@ -409,7 +409,7 @@ class Rounds:
         self._offers[device], self.updates[device] = "", update
 
     def take_again(self, device: str, update: str) -> None:
-        """Count an update of the open round from before a restart, or before it opened again."""
+        """Count an update that came before a restart, or before the open round opened again."""
         self._expect(self.phase == "training" and device in self._offers, "count")
         self.updates[device] = update
 

@@ -91,7 +91,7 @@ def selected(
         selection: The policy's name, or a function `module:callable`.
         draw: The source of all randomness.
         candidates: At least one candidate.
-        count: The most devices to select; more than there are selects all.
+        count: The most devices to select. If there are fewer, all are selected.
 
     Raises:
         DataError: The user's function cannot be loaded.

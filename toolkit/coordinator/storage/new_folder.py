@@ -21,8 +21,8 @@ def new_folder(out: Path, last: str) -> Iterator[Path]:
     """Yield a temporary folder to fill. At the end of the block `out` gets its content.
 
     After an error `out` is unchanged. An `out` that is not empty is replaced by a rename. An empty
-    `out` stays and is filled, because it may be a mounted volume. Its file `last` is written last:
-    a folder without this file is incomplete.
+    `out` stays and is filled, because it may be a mounted volume. The file called `last` is written
+    last: a folder without this file is incomplete.
     """
     out = out.resolve()
     filled = out.is_dir() and is_empty(out)

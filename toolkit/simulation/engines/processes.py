@@ -52,7 +52,7 @@ class Processes:
 def start_forkserver() -> BaseContext:
     """Start the process that workers are forked from, and wait until it has loaded PyTorch.
 
-    The process ignores Ctrl-C, because it would print an error. It ends with this process.
+    The new process ignores Ctrl-C; otherwise it would print an error. It ends with this process.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])

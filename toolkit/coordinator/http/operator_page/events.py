@@ -1,4 +1,4 @@
-"""Tells open pages that something has changed, by server-sent events, without a thread for each."""
+"""Tells open pages about changes by server-sent events, without a thread for each page."""
 
 import asyncio
 from collections.abc import AsyncIterator

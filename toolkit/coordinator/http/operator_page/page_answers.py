@@ -43,13 +43,13 @@ def session_of(request: Request) -> tuple[str, Session]:
 
 
 def operator_of(request: Request) -> Operator:
-    """Who sent an admitted request for a page."""
+    """The operator who sent an admitted request for a page."""
     operator: Operator = request.scope["state"][CALLER]
     return operator
 
 
 def built_names(page: Page | None) -> dict[str, str] | None:
-    """The script and the style of the page with the hashes in their names; None if not built."""
+    """The names of the page's script and style, which contain hashes; None if not built."""
     names = {
         f"{name.split('.')[0]}.{name.split('.')[-1]}": name
         for name in page or {}
