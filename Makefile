@@ -18,7 +18,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
-.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo bench-attacks
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo bench-attacks bench-secagg
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,6 +169,9 @@ bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by famil
 
 bench-attacks: setup ## attacks against defences in simulation; ARGS=--quick for minutes, all else takes days
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_attacks.py $(ARGS)
+
+bench-secagg: setup ## bytes and seconds of a secure sum, in memory; ARGS="10 100 300" for other groups
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_secagg.py $(ARGS)
 
 bench-engines: $(RAY) ## rounds of simulate in one process, in two and in Ray; Flower's engine (minutes)
 	for what in times memory; do \

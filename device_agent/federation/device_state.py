@@ -199,6 +199,11 @@ class DeviceState(StateFolder):
         if noted != newest:
             write_file(self._newest, f"{noted}\n".encode())
 
+    def promise_secure_sums(self) -> None:
+        """Remember that the federation uses secure sums: this device never sends an update."""
+        if not self._secure.exists():
+            write_file(self._secure, b"")
+
     def _check_still_secure(self, work: Work) -> None:
         """Raise TrustError if earlier work had secure sums, and `work` asks for the update itself.
 
@@ -207,8 +212,7 @@ class DeviceState(StateFolder):
         if work.state != "train":
             return
         if work.secure is not None:
-            if not self._secure.exists():
-                write_file(self._secure, b"")
+            self.promise_secure_sums()
         elif self._secure.exists():
             raise TrustError(
                 "The coordinator asks for the update of this device, but the federation used "

@@ -22,8 +22,9 @@ from device_agent.federation.identity.valid_secret import with_valid_secret
 from device_agent.formats.atomic_files import fingerprint, write_file
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.preprocessing import Images
-from device_agent.formats.protocol.joining import JoinReply
+from device_agent.formats.protocol.joining import Invitation, JoinReply
 from device_agent.formats.protocol.problems import NEEDS_PROFILE
+from device_agent.formats.protocol.secure_sums import SecureTerms
 from device_agent.formats.signed_work import key_fingerprint, split_token
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from profiles.documents.bundle_profile import this_machine
@@ -134,17 +135,18 @@ def join(
         log.warning(text, key, known.device)
     with folder.created(), folder.locked():
         # Ask before a place is taken: this already detects another coordinator.
-        introduced = _introduce(client, coordinator_key, clock)
+        invitation = _introduce(client, coordinator_key, clock)
         held = _Key.at(key)
         enrolled = _enrol(client, token, name, held, lambda: measure(name, state), clock)
         identity = msgspec.structs.replace(enrolled, certificate=certificate)
         try:
             check_named_key(client, identity.key or "", coordinator_key, clock)
-            if not introduced:
-                _introduce(client, coordinator_key, clock)
+            invitation = invitation or _introduce(client, coordinator_key, clock)
             if known is not None and moving:
                 _tell_old(known)
                 folder.take_new_key()
+            if invitation is not None and invitation.secure is not None:
+                folder.promise_secure_sums()
             folder.remember(identity)
         except BaseException:
             _give_back(identity, held)
@@ -168,11 +170,13 @@ def _give_back(enrolled: Identity, held: "_Key") -> None:
         held.path.unlink(missing_ok=True)
 
 
-def _introduce(client: CoordinatorClient, coordinator_key: str | None, clock: Clock) -> bool:
-    """Log the operator's description of the federation. Returns False if there is none."""
+def _introduce(
+    client: CoordinatorClient, coordinator_key: str | None, clock: Clock
+) -> Invitation | None:
+    """Log the operator's description of the federation, and return it; None if there is none."""
     invitation = client.invitation()
     if invitation is None:
-        return False
+        return None
     check_introduction(client, invitation, coordinator_key, clock)
     lines = {
         "Federation": invitation.title,
@@ -185,7 +189,17 @@ def _introduce(client: CoordinatorClient, coordinator_key: str | None, clock: Cl
             log.info("%s: %s", name, one_line(line, LONGEST_LINE))
     if invitation.evaluation is not None:
         log.info("Evaluation: %s", consent(invitation.evaluation))
-    return True
+    if invitation.secure is not None:
+        log.info("Updates: %s", protection(invitation.secure))
+    return invitation
+
+
+def protection(terms: SecureTerms) -> str:
+    """Say what secure sums reveal."""
+    return (
+        "the coordinator learns only the sum of the updates of at least "
+        f"{terms.fewest} devices, never the update of this device."
+    )
 
 
 def consent(asked: EvaluationRequest) -> str:

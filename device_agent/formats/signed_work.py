@@ -13,7 +13,7 @@ from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
-from device_agent.formats.protocol.secure_sums import SecureStep, group_text
+from device_agent.formats.protocol.secure_sums import SecureStep, SecureTerms, group_text
 from profiles.errors import TrustError
 
 FORGED_WORK, FORGED_RELEASE = "trust.forged-work", "trust.forged-release"
@@ -33,10 +33,7 @@ def work_text(work: Work) -> bytes:
     lines += [f"{offer.sha256} {offer.size} {offer.name}" for offer in work.files]
     lines += _evaluation_lines(work.evaluation)
     lines += ["judge"] if work.state == "judge" else []
-    if (terms := work.secure) is not None:
-        # In millionths: programs in other languages format a fraction differently.
-        change = round(terms.most_change * 1e6)
-        lines.append(f"secure {terms.fewest} {change} {terms.most_samples}")
+    lines += _secure_lines(work.secure)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -51,7 +48,7 @@ def invitation_text(invitation: Invitation) -> bytes:
     numbers = (invitation.rounds, int(invitation.round_s))
     lines = ["edgetailor-invitation-1", *said, *map(str, numbers)]
     lines += [str(invitation.first_bytes), str(invitation.round_bytes)]
-    lines += _evaluation_lines(invitation.evaluation)
+    lines += _evaluation_lines(invitation.evaluation) + _secure_lines(invitation.secure)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -65,6 +62,14 @@ def _evaluation_lines(request: EvaluationRequest | None) -> list[str]:
     # In millionths: programs in other languages format a fraction differently.
     by_class = " by class" if request.by_class else ""
     return [f"evaluation {round(request.share * 1e6)}{by_class}"]
+
+
+def _secure_lines(terms: SecureTerms | None) -> list[str]:
+    """The signed line of `terms`; none if there are no secure sums."""
+    if terms is None:
+        return []
+    change = round(terms.most_change * 1e6)  # in millionths, too
+    return [f"secure {terms.fewest} {change} {terms.most_samples}"]
 
 
 def card_text(card: bytes) -> bytes:

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import Count
+from device_agent.formats.protocol.secure_sums import SecureTerms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class Invitation:
     rounds; with 0 there is no last round. A round takes at most `round_s` seconds. A device
     receives and sends `first_bytes` in its first round and `round_bytes` in each later round; both
     are 0 while they are unknown. `evaluation` is None unless the devices judge the models.
+    `secure` is None unless devices add up their updates in secure sums.
     `signature` is the coordinator's signature of `signed_work.invitation_text`; the public key
     `key` verifies it.
     """
@@ -30,6 +32,7 @@ class Invitation:
     first_bytes: int = 0
     round_bytes: int = 0
     evaluation: EvaluationRequest | None = None
+    secure: SecureTerms | None = None
     key: str = ""
     signature: str = ""
 

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from commands import kept_killing, warm_context
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest
 from device_agent.formats.protocol.rounds import Stopped
@@ -31,6 +32,7 @@ from device_agent.formats.protocol.secure_sums import (
     SecureUnmasking,
 )
 from device_agent.formats.update import write_update
+from refusals import refused
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.http import request_limits
@@ -41,9 +43,12 @@ from vector_fleet import (
     VectorModel,
     assert_soon,
     configured,
+    full_token,
     record_for,
     running,
+    send,
     token,
+    trained,
 )
 
 ROUNDS = 2
@@ -335,3 +340,35 @@ def test_the_coordinator_is_killed_again_and_again(tmp_path: Path, seed: int) ->
 def serve(folder: Path) -> None:
     """A coordinator in this process, until it is killed."""
     Server(load_config(folder / "fleet.toml"), WeightedModel(), Path("fleet.toml")).run()
+
+
+def test_a_coordinator_cannot_end_the_protection(tmp_path: Path) -> None:
+    """A device that was promised secure sums when it joined never sends its update itself."""
+    few = FLEET.replace("count = 5", "count = 3\n")
+    config = configured(tmp_path / "c", few)
+    with running(config, WeightedModel()) as server:
+        states = [tmp_path / str(number) for number in range(3)]
+        for state in states:
+            membership.join(server.url, full_token(config, "board"), state.name, state)
+    plain = configured(tmp_path / "c", few[: few.index("[privacy]")] + few[few.index("[[dev") :])
+    with running(plain, WeightedModel()) as server:
+        identity = DeviceState(states[0]).member()
+        DeviceState(states[0]).remember(replace(identity, url=server.url))
+        options = RunOptions(data=str(config.held_out), state=states[0])
+        with refused("trust.no-secure-sum"):
+            round_loop.run(options, train=trains("board-0"), patience_s=0)
+
+
+def test_a_plain_update_is_not_taken(tmp_path: Path) -> None:
+    """An agent that is too old for secure sums is told so; nothing of its update is kept."""
+    config = configured(tmp_path / "c", FLEET.replace("count = 5", "count = 3\n"))
+    with running(config, WeightedModel()) as server:
+        links = []
+        for number in range(3):
+            state = tmp_path / str(number)
+            known = membership.join(server.url, full_token(config, "board"), str(number), state)
+            links.append(CoordinatorClient(server.url, known.secret, patience_s=0))
+        work, _, update = trained(links[0], tmp_path / "device")
+        with refused("round.closed"):
+            send(links[0], work.round, update)
+        assert not list((config.state / "incoming").iterdir())

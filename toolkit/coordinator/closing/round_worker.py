@@ -378,6 +378,8 @@ class RoundWorker:
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
+            if sums is not None and device in sums.failed:
+                continue  # said already
             if coordinator.minute_log.begins(f"{device} {round_}", LEFT_OUT):
                 logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
         if folding.suspect is not None:

@@ -58,6 +58,7 @@ class Membership(DeviceSecrets):
                 rounds=config.last_round or 0,
                 round_s=config.deadline_s,
                 evaluation=config.evaluation.request,
+                secure=config.secure_terms,
                 **round_traffic(bundle, self.store.blobs),
             )
         )
