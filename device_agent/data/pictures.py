@@ -174,10 +174,10 @@ def filters(
 ) -> list[tuple[tuple[int, int], np.ndarray]]:
     """Compute the weights that scale one axis of a picture from `points` to `size` pixels.
 
-    Only the `taken` pixels in the middle of the axis are used; None uses all pixels. The weight of
-    an old pixel falls linearly with its distance from the centre of the new pixel. If the picture
-    shrinks, the weight reaches 0 at the distance between two new pixels. If the picture grows, the
-    weight reaches 0 at the distance between two old pixels.
+    Only the `taken` pixels in the middle of the axis are used, or all if `taken` is None. The
+    weight of an old pixel falls linearly with its distance from the centre of the new pixel. If the
+    picture shrinks, the weight reaches 0 at the distance between two new pixels. If the picture
+    grows, the weight reaches 0 at the distance between two old pixels.
 
     Returns:
         For each new pixel the range of old pixels and their weights, whose sum is 1.

@@ -81,7 +81,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
         runtime: Name of the runtime in the manifest.
         graph: The file that holds the signature.
         signature: Name of the signature.
-        threads: Number of threads; 0 is one for each core.
+        threads: Number of threads; 0 means one for each core.
 
     Raises:
         BundleError: The runtime is unknown or not installed, or it cannot load the graph.

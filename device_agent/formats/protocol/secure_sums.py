@@ -28,10 +28,10 @@ class SecureTerms:
     """How the devices of a round add up their updates. The coordinator signs this with the work.
 
     Attributes:
-        fewest: The smallest number of devices whose updates a sum has.
+        fewest: The smallest number of devices in a sum.
         most_change: The most by which a number of an update may change; larger changes are clipped.
-        most_samples: The most samples that count; a device with more samples counts as if it had
-            these.
+        most_samples: The most samples that count; a device with more samples counts with
+            this number.
     """
 
     fewest: Annotated[int, Meta(ge=FEWEST)]
