@@ -1,4 +1,4 @@
-"""Makes a release of a federation: the inference bundles of a round for its devices."""
+"""Makes a release of a federation: inference bundles with the model of a round, for devices."""
 
 import logging
 from collections.abc import Sequence

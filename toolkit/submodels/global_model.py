@@ -142,7 +142,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
 
     Args:
         data: The content of a safetensors file.
-        origin: Where it comes from, for messages.
+        origin: Where the data come from, for messages.
 
     Raises:
         InputError: If it is not a safetensors file, has a number that is not finite, or has

@@ -25,11 +25,11 @@ TICK_S = 0.5
 
 
 class GroupUpdate(NamedTuple):
-    """The mean update of a group, which counts like one update with the samples of all.
+    """The mean update of a group. It counts like one update with the samples of all its devices.
 
     Attributes:
-        devices: The devices in it.
-        update: Its record and tensors.
+        devices: The devices of the group.
+        update: The record and the tensors of the mean.
         mean: The figures of the sum.
     """
 
@@ -57,7 +57,7 @@ class ClosedSums(NamedTuple):
         return sorted(device for group in inside for device in group.devices)
 
     def texts(self) -> Iterator[str]:
-        """What the sums say together, and which submodels have none."""
+        """Yield a line for each sum, and a line for each submodel without a sum."""
         for submodel, (devices, (record, _), mean) in self.groups.items():
             text = f"secure sum of {submodel}: {counted(len(devices), 'device')}, mean loss "
             text += record.losses(4)
@@ -146,7 +146,7 @@ def mean_update(
 
     Args:
         mean: The figures of the sum.
-        manifest: The manifest that the devices trained, and `bundle` its hash.
+        manifest: The manifest of the bundle that the devices trained.
         bundle: SHA-256 of the manifest.
         received: The tensors that the devices received.
     """
@@ -188,7 +188,7 @@ class SumAggregation(RoundAggregation):
         self._groups = groups
 
     def run(self) -> int:
-        """Aggregate the groups. Returns how many devices are in those that were not left out."""
+        """Aggregate the groups. Returns the number of devices in groups that were not left out."""
         super().run()
         return sum(len(g.devices) for name, g in self._groups.items() if name not in self.left_out)
 

@@ -1,4 +1,4 @@
-"""What does not go with secure sums, in which the coordinator sees no single update."""
+"""Finds settings that secure sums exclude, because the coordinator sees no single update."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ the mean of the products."""
 
 
 def secure_misfit(config: Any) -> str | None:
-    """What in `config`, a CoordinatorConfig, does not go with secure sums; None if all does.
+    """Name a setting in `config`, a CoordinatorConfig, that secure sums exclude; else None.
 
-    The text also says why, and what to do.
+    The text also has the reason and a remedy.
     """
     aggregation, training = config.aggregation, config.training
     for key, breaks, why in (

@@ -1,4 +1,4 @@
-"""What the routes of devices need: the coordinator, and who has sent the request."""
+"""The arguments that routes of devices need: the coordinator, and the sender of the request."""
 
 from typing import Annotated, Any
 

@@ -1,8 +1,8 @@
 """The secure sums of a round: one for each submodel. It uses no HTTP, no storage and no clock.
 
-Devices that have trained offer keys. When the round closes, those of one submodel are a group, and
-each group goes through the steps of a SecretSum. Nothing here survives a restart: the round then
-opens again, and the devices offer new keys.
+Devices that have trained offer keys. When the round closes, the devices of one submodel form a
+group, and each group goes through the steps of a SecretSum. Keys and sums do not survive a restart:
+the round then opens again, and the devices offer new keys.
 """
 
 from collections.abc import Callable, Collection
@@ -28,10 +28,10 @@ class RunningSum:
     """The sum of one group.
 
     Attributes:
-        sum: Its state.
+        sum: The state of the sum.
         signature: The coordinator's signature of the group.
         ends_at: When the present step ends.
-        failure: Why it has failed, if it has.
+        failure: Why the sum has failed; None if it has not.
     """
 
     sum: SecretSum
@@ -41,12 +41,12 @@ class RunningSum:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has failed, or all shares have come."""
+        """Whether the sum has failed, or all shares have come."""
         return self.failure is not None or self.sum.step == "over"
 
 
 class RoundSums:
-    """The secure sums of the open round, or the one that has just closed.
+    """The secure sums of the open round, or of the round that has just closed.
 
     Attributes:
         running: The sums of the closed round, by submodel.
@@ -99,7 +99,9 @@ class RoundSums:
             self.running[submodel] = RunningSum(own, signature, now + SHORT_S)
 
     def advance(self, now: float, input_s: float, absent: set[str]) -> bool:
-        """End the steps that all have answered, or whose time is over. Returns whether all are.
+        """End steps that all devices have answered, or whose time is over.
+
+        Returns whether all sums are over.
 
         Args:
             now: The present time, in seconds.
@@ -118,7 +120,7 @@ class RoundSums:
         return all(running.is_over for running in self.running.values())
 
     def step_of(self, device: str, round_: int) -> SecureStep | None:
-        """What `device` does next; None if it has offered no keys."""
+        """The next step of `device`; None if it has offered no keys."""
         if device not in self._offers:
             return None
         running = self._running(device)
@@ -130,14 +132,14 @@ class RoundSums:
         return replace(running.sum.step_of(device), signature=running.signature)
 
     def expecting(self, device: str, step: Step) -> SecretSum | None:
-        """The sum that `device` may answer `step` of now; None if there is none."""
+        """The sum whose step `step` the device may answer now, or None."""
         running = self._running(device)
         if running is None or running.failure is not None:
             return None
         return running.sum if running.sum.expects(device, step) else None
 
     def clear(self) -> None:
-        """Forget the keys and sums: the next round opens, or this one again."""
+        """Forget the keys and sums, because a round opens."""
         self._offers, self.running, self.too_small, self._has_begun = {}, {}, {}, False
 
     def devices_of(self, submodel: str) -> list[str]:
