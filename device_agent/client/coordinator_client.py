@@ -169,9 +169,10 @@ class CoordinatorClient:
             return None
 
     def key_changes(self) -> list[KeyChange]:
-        """Ask once for the changes of the coordinator's key. Empty if there is no answer.
+        """Ask once for the changes of the coordinator's key.
 
-        Coordinators of earlier versions cannot answer this request.
+        The list is empty if there is no answer. Coordinators of earlier versions cannot answer this
+        request.
         """
         try:
             asked = self._ask("GET", KEY_CHANGES, KeyChanges, timeout=PROGRESS_TIMEOUT_S)

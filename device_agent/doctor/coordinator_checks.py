@@ -49,7 +49,7 @@ def check_connection(
     Args:
         url: The coordinator's URL (default: that of `identity`).
         identity: The device's identity, if it has joined.
-        token: A join token. If it is given, it is checked instead of the membership.
+        token: A join token. A given token is checked instead of the membership.
 
     Returns:
         The findings.

@@ -10,7 +10,7 @@ attempts.json          number of failed trainings in a row (see training_attempt
 rounds.log             what the device has done in its rounds (see round_log.py)
 personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
-secure-sums            there if the federation has used secure sums: then updates are never sent
+secure-sums            exists if the federation has used secure sums: then updates are never sent
 masked.bin             the update behind masks, while it is sent
 release.json           which release is current; the bundles are in releases/ (see
                        release_folder.py)

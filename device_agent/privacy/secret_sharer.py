@@ -107,7 +107,7 @@ class SecretSharer:
         return sent
 
     def masked(self, shares: Mapping[str, str], vector: np.ndarray) -> np.ndarray:
-        """Add the masks to `vector`, (elements,) in uint32, in place. Returns it.
+        """Add the masks to `vector`, uint32 (elements,), in place. Returns `vector`.
 
         `shares` are the shares that the neighbours have sent.
         """
@@ -148,9 +148,9 @@ class SecretSharer:
     ) -> SecureUnmasking:
         """The shares with which the masks of the sum over `present` can be removed.
 
-        For each device there is a share of one secret only: of the seed of its own mask if its
-        update is in the sum, and of its mask key otherwise. This device never gives a share of its
-        own mask key.
+        For each device there is a share of only one secret: the seed of the device's own mask if
+        its update is in the sum, else its mask key. This device never gives a share of its own mask
+        key.
         """
         group = self._ready()
         if self._present is None or self._present != set(present):

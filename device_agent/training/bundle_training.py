@@ -158,7 +158,7 @@ def judge_bundle(
         folder: The bundle.
         data: Local data, see `train_bundle`.
         scratch_for: The path of an update. Recordings are stored in the training folder of this
-            update meanwhile.
+            update.
         options: As for a training; `evaluation` is set.
         on_batch: Called before each batch.
         idle: Memory that this process used before its first training (default: the present use).

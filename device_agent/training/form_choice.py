@@ -27,8 +27,8 @@ def in_device_form(bundle: Bundle) -> Bundle:
 def in_blocked_form(bundle: Bundle) -> Bundle:
     """Return `bundle` with the blocked form of each graph; graphs without such a form stay plain.
 
-    The predicted memory stays the same. The manifest has the larger of the predictions for both
-    forms.
+    The predicted memory stays the same, because the manifest has the larger of the predictions
+    for both forms.
     """
     forms = {
         name: msgspec.structs.replace(signature, graph=file)

@@ -3,7 +3,7 @@
 The functions are pure: they take candidates and budgets and return a plan. The strength of a
 submodel is the weight that the server gives its updates (FedHM eq. 2): the number in its spec, or
 the share of the global model that it trains. Of equally strong submodels, the submodel that needs
-less memory is better, or if this is equal, less time.
+less memory is better. If the memory is also equal, the faster submodel is better.
 """
 
 from collections.abc import Iterable

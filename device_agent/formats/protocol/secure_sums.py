@@ -112,7 +112,8 @@ class SecureConfirmation:
 class SecureUnmasking:
     """Shares in base64, by the device whose secret is shared.
 
-    `seeds` has shares of devices whose update has come, `keys` of devices whose update has not.
+    `seeds` has the shares of devices whose update has come. `keys` has the shares of
+    the other devices.
     """
 
     seeds: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
