@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from vector_fleet import (
     record_for,
     running,
     send,
+    task,
     token,
     trained,
 )
@@ -128,6 +129,7 @@ def agents(
     names: Sequence[str],
     train: Callable[[str], Any] = trains,
     kinds: Mapping[str, str] | None = None,
+    run: Callable[..., object] = round_loop.run,
 ) -> list[threading.Thread]:
     """Agents that have joined and run, each with its own training."""
     threads = []
@@ -136,8 +138,8 @@ def agents(
         kind = "board" if kinds is None else kinds[name]
         membership.join(server.url, token(server.config, kind), name, state)
         options = RunOptions(data=str(server.config.held_out), state=state)
-        run = {"train": train(name), "sleep": lambda seconds: time.sleep(0.02)}
-        threads.append(threading.Thread(target=round_loop.run, args=(options,), kwargs=run))
+        more = {"train": train(name), "sleep": lambda seconds: time.sleep(0.02)}
+        threads.append(threading.Thread(target=run, args=(options,), kwargs=more))
     for thread in threads:
         thread.start()
     return threads
@@ -372,3 +374,75 @@ def test_a_plain_update_is_not_taken(tmp_path: Path) -> None:
         with refused("round.closed"):
             send(links[0], work.round, update)
         assert not list((config.state / "incoming").iterdir())
+
+
+def test_below_the_threshold_the_round_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three stops before its masked update: the round opens again, with new keys."""
+    config = configured(tmp_path / "c", FLEET.replace("count = 5", "count = 3\n"))
+    names, said = [f"board-{n}" for n in range(3)], []
+    send_to_sum, keys, stopped = CoordinatorClient.send_to_sum, [], []
+
+    def send_once(link: CoordinatorClient, round_: int, message: Any) -> None:
+        if isinstance(message, SecureKeys):
+            keys.append((round_, message.mask_key))
+        if isinstance(message, SecureInput) and not stopped:
+            stopped.append(threading.current_thread())
+            raise KeyboardInterrupt
+        send_to_sum(link, round_, message)
+
+    monkeypatch.setattr(CoordinatorClient, "send_to_sum", send_once)
+
+    def run_twice(options: RunOptions, **more: Any) -> None:
+        try:
+            round_loop.run(options, **more)
+        except KeyboardInterrupt:  # its owner stops it, and starts it again
+            round_loop.run(options, **more)
+
+    with running(config, WeightedModel(), said.append) as server:
+        for thread in agents(server, tmp_path, names, run=run_twice):
+            thread.join(60)
+        status = server.coordinator.status()
+    assert [r.updates for r in status.history] == [0, *[3] * ROUNDS]
+    again = "Round 1 opens again, because it has no secure sum. full: Only 2 of 3 devices"
+    assert any(line.startswith(again) for line in said)
+    assert len({key for _, key in keys}) == len(keys) >= 3 * ROUNDS + 3
+    assert np.abs(global_model(config) - plain_rounds(names)).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("keys", {"bundle": "a" * 64, "mask_key": "?", "share_key": "", "signature": "é"}),
+        ("keys", {"bundle": "a" * 64, "mask_key": "A" * 44, "share_key": "", "signature": "x"}),
+        ("keys", {"bundle": "b", "mask_key": "", "share_key": "", "signature": ""}),
+        ("shares", {"shares": {str(n): "" for n in range(301)}}),
+        ("shares", {"shares": {"board-2": "x"}}),
+        ("input", {"sha256": "a" * 64}),
+        ("confirmation", {"signature": ""}),
+        ("unmasking", {"seeds": {"board-1": "?"}, "keys": {}}),
+    ],
+)
+def test_what_no_device_sends_is_refused(
+    secure_link: CoordinatorClient, route: str, body: dict[str, object]
+) -> None:
+    for round_ in (0, 1, 10**30):
+        answer = secure_link._pool.request(
+            "POST", f"{secure_link.url}/v1/rounds/{round_}/sum/{route}", json=body
+        )
+        assert answer.status in (409, 422), answer.data
+
+
+@pytest.fixture(scope="module")
+def secure_link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorClient]:
+    """The link of one of three devices in a round that is open."""
+    folder = tmp_path_factory.mktemp("secure")
+    config = configured(folder / "c", FLEET.replace("count = 5", "count = 3\n"))
+    with running(config, WeightedModel()) as server:
+        for number in range(3):
+            state = folder / str(number)
+            known = membership.join(server.url, full_token(config, "board"), str(number), state)
+        link = CoordinatorClient(server.url, known.secret, patience_s=0)
+        task(link)
+        yield link

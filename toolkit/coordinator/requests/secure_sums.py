@@ -86,8 +86,8 @@ class SecureSums(FederationState):
     def secure_input(self, device: Device, round_: int, message: SecureInput) -> None:
         """Take the masked update of `device`, which was sent as tensors."""
         with self.lock:
-            manifest = self._manifest(device)
             self._expecting(device, round_, "input")
+            manifest = self._manifest(device)
         size = 4 * elements(expected_tensors(manifest))
         came = self.store.upload(device.id)
         if came != message.sha256 or not self.store.blobs.has_size(came, size):
