@@ -6,6 +6,7 @@ The caller sends the bundles and receives the updates.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ from toolkit.families import recovering_family
 from toolkit.model_evaluation import evaluate, take_statistics, training_problem
 from toolkit.splitting import split
 from toolkit.submodels import global_model
+from toolkit.submodels.carried_weights import carry
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
@@ -105,7 +107,8 @@ class Federation:
         inputs: Inputs = NO_INPUTS,
     ) -> None:
         _check_statistics(training, statistics)
-        self.module, self.model = load_global(model_reference, weights_file, seed, inputs)
+        self._first = partial(load_global, model_reference, weights_file, seed, inputs)
+        self.module, self.model = self._first()
         self.input_shape = input_shape
         self.training = training
         self.policy = policy or AggregationPolicy()
@@ -403,6 +406,23 @@ class Federation:
         """Read a saved global model. Raises InputError if it belongs to another model."""
         origin = "The saved global model"
         return global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
+
+    def carried(self, data: bytes) -> tuple[bytes, str]:
+        """A state of this model with the weights of the saved state `data` of another model.
+
+        `carry` has the rules. Also returns what was carried over, in one line. This model stays as
+        it is.
+
+        Raises InputError if no tensor fits.
+        """
+        _, initial = self._first()
+        old = global_model.from_bytes(data, "The saved global model")
+        model, about = carry(old, initial)
+        return model.save(), about.text()
+
+    def keeps_personal(self, spec: str) -> bool:
+        """Whether devices that train `spec` keep tensors of their own from round to round."""
+        return any(entry.role == "personal" for entry in self.submodel(spec).program.tensors)
 
 
 def _check_statistics(training: TrainingConfig, statistics: np.ndarray | None) -> None:

@@ -67,6 +67,8 @@ class FederationState:
         round_published: Called after the result of a round was written.
         notifier: Tells the operator's own programs what happens.
         make_model: Makes the global model for changed settings; None if they cannot change now.
+        try_model: Raises EdgeTailorError unless a new model can be evaluated; the round worker sets
+            it.
         secrets_due: The devices that were asked for a new secret. This mapping is never changed: a
             change replaces it.
         new_settings: The `NewSettings` that take effect in a later round, or None.
@@ -103,6 +105,7 @@ class FederationState:
     round_published: Callable[[], None] = lambda: None
     notifier: Notifier = field(default_factory=Notifier, repr=False)
     make_model: Callable[[CoordinatorConfig], object] | None = None
+    try_model: Callable[[Any], None] = lambda model: None
     new_settings: Any = None
     wanted_model: Any = None
     sums: RoundSums | None = field(init=False, repr=False)

@@ -17,6 +17,7 @@ from device_agent.formats.protocol.fleet import Preparation
 from toolkit.coordinator.closing.round_aggregation import Model
 from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator, restore
+from toolkit.coordinator.database.settings_log import changes_model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
@@ -217,10 +218,11 @@ def _coordinator(
     loss_code: str | None,
 ) -> Coordinator:
     changes = check_same_settings(config, store)
-    check_same_loss(config, store, loss_code)
+    if not changes_model(changes):
+        check_same_loss(config, store, loss_code)
     secrets = read_secrets(config, store, new_key)
     keep_secrets(config, store, secrets)
-    record_changes(config, store, changes)
+    record_changes(config, store, changes, loss_code)
     coordinator = restore(config, store, time.monotonic, planner)
     coordinator.operator_token, coordinator.key = secrets.operator, secrets.key
     return coordinator

@@ -13,7 +13,14 @@ import msgspec
 
 from profiles.errors import InputError
 from toolkit.coordinator.database.operator_log import Action
-from toolkit.coordinator.database.settings_log import FEDERATION, Change
+from toolkit.coordinator.database.settings_log import (
+    FEDERATION,
+    LOSS,
+    MODEL,
+    TENSORS,
+    Change,
+    changes_model,
+)
 from toolkit.coordinator.federation_file.device_kinds import AUTO, BUDGETS, SIMULATED
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -93,6 +100,8 @@ def checked_settings(config: CoordinatorConfig) -> str:
 def check_same_settings(config: CoordinatorConfig, store: Store) -> list[Change]:
     """The changes since the state folder was used last.
 
+    A new model is among them only if an operator has applied it.
+
     Raises InputError if the folder belongs to a federation whose settings cannot change to these.
     """
     now = checked_settings(config)
@@ -106,14 +115,19 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> list[Change]
     for kind in before["devices"]:
         for key in BUDGETS:
             kind.pop(key, None)
-    return _changes(_flat(before), _flat(json.loads(now)), config)
+    carried = Change(MODEL, json.dumps(before["model"]), json.dumps(config.model))
+    carries = carried in store.settings.scheduled()
+    return _changes(_flat(before), _flat(json.loads(now)), config, carries)
 
 
-def record_changes(config: CoordinatorConfig, store: Store, changes: list[Change]) -> None:
+def record_changes(
+    config: CoordinatorConfig, store: Store, changes: list[Change], loss: str | None = None
+) -> None:
     """Let `changes`, which were found at a start, hold for the round that is open or opens next.
 
     Updates that have come for this round still count. Changes that an operator has applied already
     are in the audit log. If they were taken back in the file before their round, the log says so.
+    Updates of an earlier model do not count. `loss` says what the user's own loss computes.
     """
     scheduled = store.settings.scheduled()
     if not changes and not scheduled:
@@ -124,7 +138,9 @@ def record_changes(config: CoordinatorConfig, store: Store, changes: list[Change
     values = {".".join(key): json.dumps(value) for key, value in flat.items()}
     found = {change.key for change in changes}
     for change in scheduled:
-        if values.get(change.key, "null") != change.after and change.key not in found:
+        if change.key == TENSORS:
+            changes = [*changes, change] if MODEL in found else changes
+        elif values.get(change.key, "null") != change.after and change.key not in found:
             texts.append(f"{change.key}: {change.before}, as before")
         elif change.key not in found:  # of a key that is not compared at the start
             changes = [*changes, change]
@@ -132,20 +148,33 @@ def record_changes(config: CoordinatorConfig, store: Store, changes: list[Change
     for text in texts:
         logger.info("From round %d on: %s", round_, text)
     bundles = need_new_bundles(changes)
-    store.change_settings(round_, changes, checked_settings(config), actions, bundles)
+    store.change_settings(round_, changes, checked_settings(config), actions, bundles, loss)
 
 
-def changes_while_running(now: CoordinatorConfig, new: CoordinatorConfig) -> list[Change]:
+def changes_while_running(
+    now: CoordinatorConfig, new: CoordinatorConfig, carry: bool = False
+) -> list[Change]:
     """The changes from the settings `now` to the file `new`, for a running federation.
 
-    Raises InputError if one of them is not possible, or not without a restart.
+    With `carry`, `model` may change. Raises InputError if a change is not possible, or not without
+    a restart.
     """
+    if now.model != new.model and not carry:
+        raise InputError(
+            "The file has another `model`: {new} in place of {model}. Apply it with `edgetailor "
+            "apply --carry`, which carries over the tensors that fit by name and shape. Or set "
+            "{model} again.",
+            code="settings.needs-carry",
+            model=now.model,
+            new=new.model,
+        )
     before, after = (_flat(c.model_dump(mode="json", exclude={"simulation"})) for c in (now, new))
-    changes = _changes(before, after, new)
+    changes = _changes(before, after, new, carry)
     planned = any(kind.planned for kind in (*now.devices, *new.devices))
     for change in changes:
         table = change.key.partition(".")[0]
-        if table not in LIVE or (planned and table in ("training", "devices")):
+        live = table in LIVE or table == MODEL
+        if not live or (planned and table in (MODEL, "training", "devices")):
             raise InputError(
                 "A new `{key}` takes effect only when `edgetailor serve` starts: stop `serve`, and "
                 "start it again with the changed file. Nothing was changed.",
@@ -157,23 +186,28 @@ def changes_while_running(now: CoordinatorConfig, new: CoordinatorConfig) -> lis
 
 def need_new_bundles(changes: Iterable[Change]) -> bool:
     """Whether `changes` make new bundles of devices necessary."""
-    return any(c.key.startswith("training.") or c.key.endswith(".submodel") for c in changes)
+    changes = list(changes)
+    named = any(c.key.startswith("training.") or c.key.endswith(".submodel") for c in changes)
+    return named or changes_model(changes)
 
 
 def _changes(
-    before: dict[Key, Any], now: dict[Key, Any], config: CoordinatorConfig
+    before: dict[Key, Any], now: dict[Key, Any], config: CoordinatorConfig, carry: bool = False
 ) -> list[Change]:
-    """The changes from `before` to `now`. Raises InputError for a change that is not possible."""
+    """The changes from `before` to `now`. With `carry`, the model may change.
+
+    Raises InputError for a change that is not possible.
+    """
     keys = [*before, *(key for key in now if key not in before)]
     changed = [key for key in keys if before.get(key) != now.get(key)]
     for key in changed:
-        if not _may_change(key, before, now):
+        if not _may_change(key, before, now) and not (carry and key == (MODEL,)):
             _refuse(key, before, config)
-        if config.mode == "async" and key[-1] == "submodel":
+        if config.mode == "async" and (key[-1] == "submodel" or key == (MODEL,)):
             raise InputError(
-                "In asynchronous rounds the submodels of kinds cannot change, because updates of "
-                "earlier models may still come: undo the change of `{key}`, or set another `state` "
-                "folder.",
+                "In asynchronous rounds the model and the submodels of kinds cannot change, "
+                "because updates of earlier models may still come: undo the change of `{key}`, or "
+                "set another `state` folder.",
                 code="state.other-federation",
                 key=".".join(key),
             )
@@ -232,7 +266,7 @@ def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -
     """
     if code is None:
         return
-    before = store.set_once("loss", code)
+    before = store.set_once(LOSS, code)
     if other_loss(before, code):
         raise InputError(
             "The code of the loss {loss!r} has changed since the federation in {state} was "
@@ -242,7 +276,7 @@ def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -
             state=config.state,
             loss=config.training.loss,
         )
-    store.set_value("loss", code)
+    store.set_value(LOSS, code)
 
 
 def other_loss(before: str, now: str) -> bool:

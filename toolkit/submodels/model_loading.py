@@ -89,8 +89,11 @@ def build_model(reference: str, seed: int) -> nn.Module:
     # Installed commands do not have the current folder on the path, unlike `python -m`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    known = sys.modules.get(module_name)
     try:
         module = importlib.import_module(module_name)
+        if module is known and not hasattr(module, name):
+            module = importlib.reload(module)  # its file may have changed since
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelError(
             "{model!r}: the module {module} cannot be imported: {reason}.{hint}",

@@ -17,18 +17,26 @@ from toolkit.cli.operator.operator_options import (
 @click.argument("federation", required=False)
 @click.option("--dry-run", is_flag=True, help="Only show the changes.")
 @click.option(
+    "--carry",
+    is_flag=True,
+    help="Also apply a new `model`: its tensors that fit by name and shape keep their numbers.",
+)
+@click.option(
     "--reason",
     callback=check_reason,
     help="Reason for the changes. It stays in the audit log. Required without --dry-run.",
 )
 @json_option
-def apply(federation: str | None, dry_run: bool, reason: str | None, as_json: bool) -> None:
+def apply(
+    federation: str | None, dry_run: bool, carry: bool, reason: str | None, as_json: bool
+) -> None:
     """Apply the changed file of a running federation.
 
     Shows the changes. They hold from the next round on. FEDERATION is the file or the state folder
     of a federation that `edgetailor serve` runs on this machine, or the URL of a coordinator of
     `edgetailor login`, by default the last. That coordinator reads its own file. Changes that would
-    make the model another one are refused.
+    make the model another one are refused; --carry allows a new `model` and says which tensors keep
+    their numbers, wholly or in part, and which begin with initial ones.
     """
     from toolkit.coordinator.federation_source import check_served
     from toolkit.coordinator.operation.messages import SettingsChanges
@@ -39,7 +47,9 @@ def apply(federation: str | None, dry_run: bool, reason: str | None, as_json: bo
     if federation is not None and not is_url(federation):
         check_served(Path(federation))
     only_show = dry_run or reason is None
-    answer = client.settings_changes() if only_show else client.apply_settings(str(reason))
+    answer = (
+        client.settings_changes(carry) if only_show else client.apply_settings(str(reason), carry)
+    )
 
     def show(answer: SettingsChanges) -> None:
         for change in answer.changes:

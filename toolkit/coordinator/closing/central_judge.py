@@ -12,6 +12,7 @@ from toolkit.aggregation.model_judge import JUDGED, MODELS, Bar, Quality
 from toolkit.coordinator.closing.round_aggregation import Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.operator_log import BY_JUDGE
+from toolkit.coordinator.rounds.compared_rounds import of_one_model
 
 TIMES = 3
 """A device is paused after its updates were left out this many times."""
@@ -27,9 +28,11 @@ def bar_of(coordinator: Coordinator, held_out: Samples | None) -> Bar | None:
     config, store = coordinator.config, coordinator.store
     if held_out is None or not config.aggregation.judge or config.site:
         return None
-    known = {
-        r.round: Quality(r.accuracy, r.loss) for r in store.history.results() if r.loss is not None
-    }
+    current = store.history.current_round()
+    if current is None or store.settings.model_changed_after(current):
+        return None  # the next model is the first of a changed `model`
+    results = of_one_model(store.history.results())
+    known = {r.round: Quality(r.accuracy, r.loss) for r in results if r.loss is not None}
     last = [known[round_] for round_ in store.history.line(MODELS) if round_ in known]
     if not last:
         return None

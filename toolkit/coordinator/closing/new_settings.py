@@ -2,7 +2,7 @@
 
 import logging
 
-from toolkit.coordinator.closing.round_aggregation import Model
+from toolkit.coordinator.closing.round_aggregation import CarryingModel, Model
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
 from toolkit.coordinator.settings_check import checked_settings
@@ -19,7 +19,11 @@ def model_for_new_settings(coordinator: Coordinator) -> Model | None:
     between = rounds.phase in ("enrolling", "aggregating") and rounds.round == rounds.done
     if new is None or not between or rounds.done + 1 < new.round:
         return None
-    store.change_settings(rounds.done + 1, new.changes, checked_settings(new.config), log=())
+    model: Model = new.model
+    loss = model.loss_code() if isinstance(model, CarryingModel) else None
+    store.change_settings(
+        rounds.done + 1, new.changes, checked_settings(new.config), log=(), loss=loss
+    )
     if rounds.max_staleness is not None:
         store.keep_flights({})  # devices may get other submodels, so all begin anew
     with coordinator.lock:
@@ -34,5 +38,4 @@ def model_for_new_settings(coordinator: Coordinator) -> Model | None:
             rounds.begin()
     keep_secrets(config, store, read_secrets(config, store, new_key=False))
     logger.info("Round %d begins with new settings.", rounds.done + 1)
-    model: Model = new.model
     return model

@@ -98,6 +98,34 @@ class VersionedModel(Model, Protocol):
         """
 
 
+@runtime_checkable
+class CarryingModel(Model, Protocol):
+    """A global model that can take over the weights of another. `Federation` implements it."""
+
+    def carried(self, data: bytes) -> tuple[bytes, str]:
+        """A state with the weights of the saved state `data` of another model, and what fits."""
+
+    def keeps_personal(self, spec: str) -> bool:
+        """Whether devices that train `spec` keep tensors of their own from round to round."""
+
+    def loss_code(self) -> str | None:
+        """What the user's own loss computes; None for other losses."""
+
+
+def current_state(store: Store, model: Model) -> bytes:
+    """The state that the next round starts from, as `model.load` takes it.
+
+    After a change of `model`, the state of the earlier model is carried over.
+    """
+    data, round_ = store.model(), store.history.current_round()
+    assert data is not None
+    assert round_ is not None
+    if store.settings.model_changed_after(round_):
+        assert isinstance(model, CarryingModel)
+        data, _ = model.carried(data)
+    return data
+
+
 class RoundAggregation:
     """Aggregates the updates of `round_` into `model`. Each update was checked when it arrived.
 
@@ -377,6 +405,4 @@ class RoundAggregation:
 
     def _restore_model(self) -> None:
         """Restore the model as it was before this round."""
-        data = self._store.model()
-        assert data is not None
-        self._model.load(data)
+        self._model.load(current_state(self._store, self._model))

@@ -23,7 +23,12 @@ from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.closing.new_settings import model_for_new_settings
-from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
+from toolkit.coordinator.closing.round_aggregation import (
+    Model,
+    RoundAggregation,
+    Samples,
+    current_state,
+)
 from toolkit.coordinator.closing.secure_closing import ClosedSums, SumAggregation, close_sums
 from toolkit.coordinator.closing.untrainable_model import go_back, go_back_as_wanted, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
@@ -78,7 +83,7 @@ class RoundWorker:
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._selection = DeviceSelection(coordinator)
         self._on_failure, self._ready = on_failure, ready
-        coordinator.check_update = model.check
+        coordinator.check_update, coordinator.try_model = model.check, self._try
         self.make_release: MakeRelease | None = None
         self._release_considered: int | None = None
         self._quality: Evaluation | None = None
@@ -219,10 +224,18 @@ class RoundWorker:
 
     def _load_current(self) -> None:
         """Load and publish the model that the next round starts from."""
-        data = self._coordinator.store.model()
+        store = self._coordinator.store
+        self._model.load(current_state(store, self._model))
+        data = store.model()  # of an earlier model until the first round of a new one closes
         assert data is not None
-        self._model.load(data)
         self._when_room(partial(self._publish, data))
+
+    def _try(self, model: Model) -> None:
+        """Raise EdgeTailorError unless `model` can be evaluated, as after each round."""
+        if self._held_out is None:
+            model.check_weights()
+        else:
+            _check_finite(model.evaluation(*self._held_out).loss)
 
     def resume(self) -> None:
         """Load and publish the latest model. In a new federation, save and publish the first."""
@@ -450,14 +463,7 @@ class RoundWorker:
             return
         logger.info("Round 0: evaluating the initial model.")
         self._quality = self._model.evaluation(*self._held_out)
-        loss = self._quality.loss
-        if not is_finite(loss):
-            raise EdgeTailorError(
-                "The loss of the initial model is {loss}: give other `weights`, or check the "
-                "`held_out` samples.",
-                code="federation.diverged",
-                loss=loss,
-            )
+        _check_finite(self._quality.loss)
 
     def _result(
         self,
@@ -532,6 +538,17 @@ class RoundWorker:
         store = self._coordinator.store
         publish(store.folder, model, store.history.results(), store.history.models())
         self._coordinator.round_published()
+
+
+def _check_finite(loss: float) -> None:
+    """Raise EdgeTailorError unless the `loss` of an initial model is finite."""
+    if not is_finite(loss):
+        raise EdgeTailorError(
+            "The loss of the initial model is {loss}: give other `weights`, or check the "
+            "`held_out` samples.",
+            code="federation.diverged",
+            loss=loss,
+        )
 
 
 def _by_staleness(folding: RoundAggregation) -> list[int]:

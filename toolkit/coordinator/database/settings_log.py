@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass
 
 from toolkit.coordinator.database.database import Database
 
+MODEL, TENSORS = "model", "model.tensors"
+"""The key of the model, and of a `Change` that says what is carried over into a new model."""
+LOSS = "loss"
+"""The key in the table `meta` of what the user's own loss computes."""
 FEDERATION = "federation"
 """The key in the table `meta` of the settings that are checked at every start."""
 _SCHEDULED = "scheduled settings"
@@ -25,12 +29,14 @@ class Change:
     after: str
 
     def text(self) -> str:
-        """The change in one line.
+        """The change in one line. What is carried over into a new model has no value before.
 
         Examples:
             >>> Change("training.learning_rate", "0.05", "0.01").text()
             'training.learning_rate: 0.05 -> 0.01'
         """
+        if self.key == TENSORS:
+            return f"{self.key}: {json.loads(self.after)}"
         return f"{self.key}: {self.before} -> {self.after}"
 
 
@@ -66,10 +72,23 @@ class SettingsLog:
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (FEDERATION, checked))
         db.execute("DELETE FROM meta WHERE key = ?", (_SCHEDULED,))
 
+    def model_changed_after(self, round_: int) -> bool:
+        """Whether the model after `round_` is one from before a change of `model`."""
+        with self._database.transaction() as db:
+            row = db.execute(
+                "SELECT 1 FROM settings_changes WHERE key = ? AND round > ?", (MODEL, round_)
+            ).fetchone()
+        return row is not None
+
     def by_round(self) -> dict[int, list[str]]:
         """Map each round that began with changes to their texts."""
         with self._database.transaction() as db:
             return changes_by_round(db)
+
+
+def changes_model(changes: Iterable[Change]) -> bool:
+    """Whether one of `changes` is a new `model`."""
+    return any(change.key == MODEL for change in changes)
 
 
 def changes_by_round(db: sqlite3.Connection) -> dict[int, list[str]]:

@@ -56,6 +56,7 @@ from toolkit.coordinator.operation.messages import (
     NewKey,
     NewOperator,
     Order,
+    SettingsOrder,
 )
 from toolkit.coordinator.refusals import RefusalError, cut_off
 from toolkit.coordinator.rounds.upload_validation import too_large
@@ -65,7 +66,8 @@ from toolkit.web.static_files import join_routes
 MESSAGES = [
     *(JoinRequest, Judgement, NewSecret, Progress, ReleaseReport, Stopped, SubmodelFailure),
     *(SecureConfirmation, SecureInput, SecureKeys, SecureShares, SecureUnmasking, UpdateRecord),
-    *(EarlierModel, NewDeadline, NewDeviceSecret, NewJoinToken, NewKey, NewOperator, Order),
+    *(EarlierModel, NewDeadline, NewDeviceSecret, NewJoinToken, NewKey, NewOperator),
+    *(Order, SettingsOrder),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

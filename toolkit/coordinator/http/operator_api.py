@@ -30,6 +30,7 @@ from toolkit.coordinator.operation.messages import (
     OperatorList,
     Order,
     SettingsChanges,
+    SettingsOrder,
     Sort,
 )
 
@@ -367,22 +368,26 @@ _impossible: dict[int | str, dict[str, Any]] = {
     "/settings",
     summary="See changes of the federation's file",
     description="How the file of `edgetailor serve` differs from the settings in effect, and from "
-    "which round on the changes would hold. Values are JSON texts.",
+    "which round on the changes would hold. Values are JSON texts. With `carry`, `model` may have "
+    "changed; then `model.tensors` says what is carried over.",
     responses=_impossible,
 )
-def settings_changes(service: Service) -> SettingsChanges:
+def settings_changes(service: Service, carry: bool = False) -> SettingsChanges:
     """Compare the file with the settings in effect."""
-    return service.settings_changes()
+    return service.settings_changes(carry)
 
 
 @router.post(
     "/settings",
     summary="Apply the federation's file",
     description="Its changes hold from the next round on. A change that would make the model or "
-    "its judgement another one is refused, and then nothing changes.",
+    "its judgement another one is refused, and then nothing changes. With `carry`, `model` may "
+    "have changed: tensors that fit by name and shape are carried over.",
     responses=_impossible,
-    openapi_extra=described(Order),
+    openapi_extra=described(SettingsOrder),
 )
-def apply_settings(order: Ordered, service: Service, who: Who) -> SettingsChanges:
+def apply_settings(
+    order: Annotated[SettingsOrder, Depends(body_of(SettingsOrder))], service: Service, who: Who
+) -> SettingsChanges:
     """Apply the file."""
-    return service.apply_settings(order.reason, who)
+    return service.apply_settings(order.reason, who, order.carry)

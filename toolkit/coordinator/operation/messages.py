@@ -157,6 +157,12 @@ class KeyState:
     devices: int
 
 
+class SettingsOrder(Order, frozen=True, kw_only=True):
+    """Apply the federation's file. With `carry`, its `model` may have changed."""
+
+    carry: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class SettingsChanges:
     """The changes of the federation's file. They hold from round `round` on."""

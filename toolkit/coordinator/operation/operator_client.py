@@ -27,6 +27,7 @@ from toolkit.coordinator.operation.messages import (
     OperatorList,
     Order,
     SettingsChanges,
+    SettingsOrder,
     Sort,
 )
 
@@ -178,13 +179,20 @@ class OperatorClient(CoordinatorClient):
         body = msgspec.json.encode(NewKey(key=fingerprint, days=days, reason=reason))
         return self._with_retries(lambda: self._ask("POST", "/operator/key", KeyState, body))
 
-    def settings_changes(self) -> SettingsChanges:
-        """The changes in the federation's file. Raises RefusedError if the file cannot be used."""
-        return self._with_retries(lambda: self._ask("GET", "/operator/settings", SettingsChanges))
+    def settings_changes(self, carry: bool = False) -> SettingsChanges:
+        """The changes in the federation's file. With `carry`, `model` may have changed.
 
-    def apply_settings(self, reason: str) -> SettingsChanges:
-        """Take over the federation's file. Raises RefusedError if the file cannot be used."""
-        body = msgspec.json.encode(Order(reason=reason))
+        Raises RefusedError if the file cannot be used.
+        """
+        path = "/operator/settings?carry=true" if carry else "/operator/settings"
+        return self._with_retries(lambda: self._ask("GET", path, SettingsChanges))
+
+    def apply_settings(self, reason: str, carry: bool = False) -> SettingsChanges:
+        """Take over the federation's file. With `carry`, `model` may have changed.
+
+        Raises RefusedError if the file cannot be used.
+        """
+        body = msgspec.json.encode(SettingsOrder(reason=reason, carry=carry))
         path = "/operator/settings"
         return self._with_retries(lambda: self._ask("POST", path, SettingsChanges, body))
 

@@ -1,13 +1,14 @@
 """The operator's action on the settings: take over the changes in the federation's file."""
 
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiles.errors import EdgeTailorError
+from profiles.errors import EdgeTailorError, InputError
 from toolkit.coordinator.database.operator_log import Action
-from toolkit.coordinator.database.settings_log import Change
+from toolkit.coordinator.database.settings_log import TENSORS, Change, changes_model
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_source import FILE
@@ -32,37 +33,45 @@ class NewSettings:
 class SettingsActions(FederationState):
     """Changes settings of the running federation for the operator."""
 
-    def settings_changes(self) -> SettingsChanges:
+    def settings_changes(self, carry: bool = False) -> SettingsChanges:
         """The changes in the federation's file, and the round in which they would take effect.
+
+        With `carry`, `model` may change, and one of the changes says which tensors are carried
+        over.
 
         Raises RefusalError (409) for a change that is not possible.
         """
-        return self._compared()[1]
+        config, shown = self._compared(carry)
+        if not changes_model(shown.changes):
+            return shown
+        with self.settings_lock:
+            return self._with_tensors(shown, self._made(config))
 
-    def apply_settings(self, reason: str, who: str) -> SettingsChanges:
+    def apply_settings(self, reason: str, who: str, carry: bool = False) -> SettingsChanges:
         """Take over the federation's file from the next round on.
 
         Before anything changes, the model is loaded again and split for all submodels. So an
-        unusable file is refused.
+        unusable file is refused. With `carry`, `model` may change.
 
         Raises RefusalError (409) for a change that is not possible, or after the last round.
         """
         with self.settings_lock:
-            return self._apply(reason, who)
+            return self._apply(reason, who, carry)
 
-    def _apply(self, reason: str, who: str) -> SettingsChanges:
-        config, shown = self._compared()
+    def _apply(self, reason: str, who: str, carry: bool) -> SettingsChanges:
+        config, shown = self._compared(carry)
         waiting: NewSettings | None = self.new_settings
+        model = None
+        if changes_model(shown.changes):
+            self._check_not_over()
+            model = self._made(config)
+            shown = self._with_tensors(shown, model)
         if shown.changes == ([] if waiting is None else waiting.changes):
             return shown
         if not shown.changes:
             return self._keep_settings(shown, reason, who)
         self._check_not_over()
-        assert self.make_model is not None
-        try:
-            model = self.make_model(config)
-        except EdgeTailorError as error:
-            raise _refused(error) from None
+        model = model or self._made(config)
         with self.lock:
             # Rounds may have closed while the model was made.
             self._check_not_over()
@@ -89,12 +98,49 @@ class SettingsActions(FederationState):
             self.new_settings = None
         return shown
 
-    def _compared(self) -> tuple[CoordinatorConfig, SettingsChanges]:
+    def _made(self, config: CoordinatorConfig) -> Any:
+        """The global model that `config` describes. Raises RefusalError (409) if there is none."""
+        self._check_not_over()
+        assert self.make_model is not None
+        try:
+            return self.make_model(config)
+        except EdgeTailorError as error:
+            raise _refused(error) from None
+
+    def _with_tensors(self, shown: SettingsChanges, model: Any) -> SettingsChanges:
+        """The changes with one more that says what `model` takes over from the present model.
+
+        The new model is tried with these weights. Raises RefusalError (409) if it cannot be used.
+        """
+        data = self.store.model()
+        if data is None:
+            raise conflict(
+                "The federation has no model to carry over yet: apply the file again in a minute.",
+                code="settings.no-model",
+            )
+        named = [(kind.submodel, kind.fallback) for kind in self.config.devices]
+        try:
+            if any(model.keeps_personal(spec) for specs in named for spec in specs if spec):
+                raise InputError(
+                    "Devices of this federation keep a personal model, which would not fit the new "
+                    "`model`. Set `model` back, or begin another federation with another `state` "
+                    "folder.",
+                    code="settings.personal-models",
+                )
+            state, about = model.carried(data)
+            model.load(state)
+            self.try_model(model)
+        except EdgeTailorError as error:
+            raise _refused(error) from None
+        change = Change(TENSORS, "null", json.dumps(about))
+        return SettingsChanges(round=shown.round, changes=[*shown.changes, change])
+
+    def _compared(self, carry: bool) -> tuple[CoordinatorConfig, SettingsChanges]:
         """The settings of the federation's file, and what differs from the settings in effect."""
         try:
             new = load_config(Path(self.store.value(FILE) or ""))
             check_judged(new)
-            changes = changes_while_running(self.config, new)
+            changes = changes_while_running(self.config, new, carry)
         except EdgeTailorError as error:
             raise _refused(error) from None
         with self.lock:

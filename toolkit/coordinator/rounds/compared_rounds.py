@@ -4,18 +4,30 @@ import math
 from collections.abc import Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
+from toolkit.coordinator.database.settings_log import MODEL
 
 Figure = tuple[float | None, float]
 """Accuracy (None for a regression) and loss."""
 
 
+def of_one_model(results: Sequence[RoundResult]) -> Sequence[RoundResult]:
+    """The rounds since `model` last changed, or all."""
+    begins = f"{MODEL}: "
+    changed = [
+        number
+        for number, result in enumerate(results)
+        if any(change.startswith(begins) for change in result.changes)
+    ]
+    return results[changed[-1] :] if changed else results
+
+
 def compared(results: Sequence[RoundResult]) -> list[tuple[RoundResult, Figure]]:
-    """The rounds that can be compared, with their figures.
+    """The rounds of the present model that can be compared, with their figures.
 
     If the newest judged round has figures on held-out samples, all figures are on these samples.
     Otherwise all figures are on the devices. `retention.BEST` says the same in SQL.
     """
-    judged = [result for result in results if result.judgement() is not None]
+    judged = [result for result in of_one_model(results) if result.judgement() is not None]
     if judged and judged[-1].loss is not None:
         return [(r, (r.accuracy, r.loss)) for r in judged if r.loss is not None]
     return [(r, (r.devices.accuracy, r.devices.loss)) for r in judged if r.devices is not None]

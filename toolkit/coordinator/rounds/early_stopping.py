@@ -27,6 +27,7 @@ def ends_early(
     if config.early_stopping is None:
         return False
     history = store.history.results()
+    result = replace(result, changes=store.settings.by_round().get(result.round, []))
     if received is not None:
         start = store.history.current_round()
         history = [replace(r, devices=received) if r.round == start else r for r in history]

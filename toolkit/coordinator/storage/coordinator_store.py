@@ -41,7 +41,12 @@ from toolkit.coordinator.database.round_history import (
     limited_text,
 )
 from toolkit.coordinator.database.schema_upgrade import columns
-from toolkit.coordinator.database.settings_log import Change, SettingsLog
+from toolkit.coordinator.database.settings_log import (
+    LOSS,
+    Change,
+    SettingsLog,
+    changes_model,
+)
 from toolkit.coordinator.database.suspicions import Suspect, Suspicions
 from toolkit.coordinator.database.update_records import UpdateRecords
 from toolkit.coordinator.storage import retention
@@ -394,10 +399,13 @@ class Store:
         checked: str,
         log: Iterable[Action],
         bundles: bool = False,
+        loss: str | None = None,
     ) -> None:
         """Record that `changes` are in effect from `round_` on, with their audit entries.
 
         With `bundles`, the bundles of this round, which have the earlier settings, are forgotten.
+        After a change of the model, its updates and the reference of the limits are forgotten, too.
+        Then `loss` says what the user's own loss computes.
         """
         with self._database.milestone() as db:
             self.settings.take_effect(db, round_, changes, checked)
@@ -405,6 +413,11 @@ class Store:
                 self.operator_log.write(db, action)
             if bundles:
                 db.execute("DELETE FROM bundles WHERE round = ?", (round_,))
+            if changes_model(changes):
+                db.execute("DELETE FROM meta WHERE key IN (?, ?)", (REFERENCE, LOSS))
+                if loss is not None:
+                    db.execute("INSERT INTO meta VALUES (?, ?)", (LOSS, loss))
+                _forget_updates(db, round_)
 
     def rollback(
         self, target: int, suspect: Suspect | None = None, action: Action | None = None
@@ -421,10 +434,7 @@ class Store:
                 self.suspicions.leave_out(suspect, db)
             (last,) = db.execute("SELECT max(round) FROM history").fetchone()
             db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?)", (last, target))
-            db.execute("DELETE FROM updates WHERE round > ?", (last,))
-            for table in ("uploads", "bundles"):
-                db.execute(f"DELETE FROM {table}")
-            open_round.forget(db)
+            _forget_updates(db, last + 1)
         self.remove_unnamed()
         return int(last) + 1
 
@@ -474,3 +484,11 @@ class Store:
         )
         with self._database.transaction() as db:
             return bool(db.execute(query, (sha256,)).fetchone()[0])
+
+
+def _forget_updates(db: sqlite3.Connection, round_: int) -> None:
+    """Forget all that has come for `round_` or is offered in it, in the transaction of `db`."""
+    db.execute("DELETE FROM updates WHERE round >= ?", (round_,))
+    for table in ("uploads", "bundles"):
+        db.execute(f"DELETE FROM {table}")
+    open_round.forget(db)

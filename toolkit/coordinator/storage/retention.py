@@ -3,6 +3,7 @@
 import sqlite3
 from typing import Literal
 
+from toolkit.coordinator.database.settings_log import MODEL
 from toolkit.coordinator.storage.blobs import Blobs
 
 Keep = int | Literal["all", "best"]
@@ -19,13 +20,18 @@ SELECT loss IS NULL FROM history WHERE loss IS NOT NULL OR devices IS NOT NULL
 ORDER BY round DESC LIMIT 1"""
 """The query gives 1 if rounds are compared by the figures on the devices, else 0. It gives no row
 if no round is judged."""
+MODEL_SINCE = f"""
+SELECT coalesce(max(settings_changes.round), 0) FROM settings_changes
+WHERE key = '{MODEL}' AND round <= (SELECT max(history.round) FROM history)"""
+"""The query gives the first round of the present model."""
 BEST = f"""
 SELECT round FROM (
     SELECT round,
     CASE WHEN ({BY_DEVICES}) THEN json_extract(devices, '$.accuracy') ELSE accuracy END AS accuracy,
     CASE WHEN ({BY_DEVICES}) THEN json_extract(devices, '$.loss') ELSE loss END AS loss
     FROM history)
-WHERE loss IS NOT NULL ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"""
+WHERE loss IS NOT NULL AND round >= ({MODEL_SINCE})
+ORDER BY accuracy IS NULL, accuracy DESC, loss, round DESC LIMIT 1"""
 """The query gives the best round by the figure of `compared_rounds.compared`. It gives no row if no
 round is judged."""
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from toolkit.coordinator.database.settings_log import changes_model
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.http.operator_page.figures import loss_chart, machine_rows, quality_chart
 from toolkit.coordinator.http.operator_page.forms import offered
@@ -150,7 +151,8 @@ def settings(request: Request) -> Response:
     coordinator = coordinator_of(request)
     found, problem, waiting = None, None, coordinator.new_settings
     try:
-        found = coordinator.settings_changes()
+        carries = waiting is not None and changes_model(waiting.changes)
+        found = coordinator.settings_changes(carries)
     except RefusalError as error:
         problem = str(error)
     training = asdict(coordinator.config.training)
