@@ -104,7 +104,7 @@ def show_logs(
 ) -> Iterator[None]:
     """Write the log messages of this project's packages while the block runs.
 
-    A nested block replaces the handler of the outer block until it ends.
+    While a nested block runs, its handler replaces that of the outer block.
 
     Args:
         write: Takes each formatted line, without a line break at its end.

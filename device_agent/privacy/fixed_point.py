@@ -56,7 +56,7 @@ def weighted_sum(total: np.ndarray, most_change: float, devices: int) -> np.ndar
 
 
 def encoded_counts(counts: Sequence[int]) -> np.ndarray:
-    """The elements of exact counts, (4 * counts,) in uint32. Each is below 2^63 in size."""
+    """The elements of exact counts: four in uint32 for each count. Counts fit in int64."""
     whole = np.array(counts, np.int64).view(np.uint64)
     shifts = np.arange(PARTS, dtype=np.uint64) * np.uint64(_PART_BITS)
     return ((whole[:, None] >> shifts) & np.uint64(0xFFFF)).astype(np.uint32).ravel()
