@@ -39,6 +39,9 @@ PROGRAMS: dict[str, list[tuple[str, ...]]] = {
         ("-c", "import edgetailor; assert 'split' in dir(edgetailor)"),
     ],
     "litert": [("-c", "from device_agent.runtime.litert_runtime import description as d; d()")],
+    "privacy": [
+        ("-c", "from toolkit.aggregation.privacy.budget import noise_for as n; n(1, 1e-5, 1, 9)")
+    ],
     "images": [("-c", "from device_agent.data.pictures import check_pillow; check_pillow()")],
     "toolkit": [
         ("-m", "toolkit.cli", "--version"),

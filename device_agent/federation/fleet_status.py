@@ -81,6 +81,8 @@ def lines(status: Status) -> list[str]:
             head += further_text(last.held_out)
         if last is not status.history[-1]:
             head += f" (back to round {last.round})"
+        if (spent := status.history[-1].privacy) is not None:
+            head += f", {spent.text()}"
     if status.release is not None:
         head += f", release {status.release}"
     warnings = (line for warning in status.warnings for line in wrapped("  ", warning))

@@ -31,12 +31,10 @@ from toolkit.aggregation.limits.reference import Figures, RoundLimits
 from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.aggregation.limits.update_limits import figures, within_limits
 from toolkit.aggregation.limits.update_scales import scales
-from toolkit.aggregation.privacy.gaussian_noise import RandomBytes
-from toolkit.aggregation.privacy.noised_model import (
-    DevicePrivacy,
-    expected_devices,
-    noised_model,
-)
+from toolkit.aggregation.privacy.budget import RoundNoise
+from toolkit.aggregation.privacy.clipped_changes import add_clipped
+from toolkit.aggregation.privacy.gaussian_noise import RandomBytes, gaussian, secure_bytes
+from toolkit.aggregation.privacy.noised_model import expected_devices, noised_model
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
@@ -247,12 +245,31 @@ class Federation:
         fitted = {key: self._refitted(key, self.model) for key in sorted(idle)}
         self._follow(replace(self.model, kept={**self.model.kept, **fitted}))
 
+    def fold_noised(
+        self,
+        updates: Iterable[Received],
+        devices: Mapping[str, float],
+        round_: int,
+        noise: RoundNoise,
+    ) -> float | None:
+        """Aggregate the clipped changes of checked updates, with noise of a secure generator.
+
+        Returns the noised share of the changes within the clip, if `noise` is for that, too. See
+        `take_noised` for the other arguments and errors.
+        """
+        aggregation, votes = Aggregation(self.model, self.policy), 0.0
+        for update in updates:
+            votes += noise.vote(add_clipped(aggregation, update, noise.clip))
+            del update  # otherwise two updates are in memory while the next one is read
+        self.take_noised(aggregation, devices, round_, noise.deviation, secure_bytes)
+        return noise.share_within(votes, float(gaussian((), secure_bytes)))
+
     def take_noised(
         self,
         aggregation: Aggregation,
         devices: Mapping[str, float],
         round_: int,
-        privacy: DevicePrivacy,
+        deviation: float,
         random_bytes: RandomBytes,
     ) -> None:
         """Use the noised sum of clipped changes as the next model, see `noised_model.py`.
@@ -261,7 +278,7 @@ class Federation:
             aggregation: The sums by `add_clipped` of updates of this model; they may be empty.
             devices: How many devices of each submodel are expected in the sums.
             round_: The round in which they trained, from 1.
-            privacy: The clipping and the noise.
+            deviation: The standard deviation of the noise in the sums.
             random_bytes: Where the noise comes from.
 
         Raises:
@@ -269,7 +286,7 @@ class Federation:
         """
         kinds = ((in_round(self.submodel(spec), round_), n) for spec, n in devices.items())
         expected = expected_devices(self.model, kinds)
-        new = noised_model(aggregation, expected, privacy, random_bytes)
+        new = noised_model(aggregation, expected, deviation, random_bytes)
         kept = {key: self._refitted(key, new) for key in new.kept}
         self._follow(replace(new, kept=kept))
 

@@ -44,6 +44,11 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
     for spec in _specs(config):
         report(f"splitting {spec}")
         model.submodel(spec)
+    if config.device_privacy is not None:
+        from toolkit.aggregation.privacy.clipped_changes import refuse_statistics
+
+        for spec in ["full", *_specs(config)]:  # planned kinds may get any submodel
+            refuse_statistics(model.submodel(spec))
     if config.mode == "async":
         model.keep_factors(_specs(config))
     return model

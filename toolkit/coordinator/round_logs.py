@@ -39,6 +39,8 @@ def logged(result: RoundResult) -> Logged:
         "asked": result.asked,
         **quality_figures(result.held_out, result.devices),
     }
+    if result.privacy is not None:
+        figures |= {"epsilon": result.privacy.epsilon, "clip": result.privacy.clip}
     if updates:
         of_age = enumerate(result.staleness)
         figures["mean_staleness"] = sum(tau * count for tau, count in of_age) / updates

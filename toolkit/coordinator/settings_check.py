@@ -89,6 +89,8 @@ def checked_settings(config: CoordinatorConfig) -> str:
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
         # Samples that were trained under a smaller share would flatter later models.
         "evaluation": {"share": config.evaluation.share} if config.evaluation.share else None,
+        # The budget is one of all rounds.
+        "privacy": config.device_privacy and config.device_privacy.model_dump(exclude_none=True),
         "devices": [
             kind.model_dump(exclude={"fallback", *BUDGETS, *SIMULATED}, exclude_none=True)
             for kind in config.devices
@@ -111,6 +113,7 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> list[Change]
     before["training"] = {**defaults, **before["training"]}
     before.setdefault("inputs", [])
     before.setdefault("mode", "sync")
+    before.setdefault("privacy", None)
     # Version 0.2.0 kept the budgets of the kinds as well.
     for kind in before["devices"]:
         for key in BUDGETS:

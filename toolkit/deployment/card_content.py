@@ -76,7 +76,11 @@ def model_card(
         kind=target.kind,
         trained=target.trained,
         reason=target.submodel.reason,
-        notes=(*memory_notes(target, made.memory), *speed_notes(target, speed)),
+        notes=(
+            *memory_notes(target, made.memory),
+            *speed_notes(target, speed),
+            *privacy_notes(trained),
+        ),
         round=trained.round,
         format=target.format,
         precision=target.precision,
@@ -185,6 +189,13 @@ def measured_speed(made: InferenceBundle, bundle: Bundle) -> Speed:
     machine = this_machine(runtime_of(manifest.runtime).description())
     processor = machine.processor or machine.model or machine.architecture
     return Speed(processor=processor, seconds=seconds, float32_seconds=float32_seconds)
+
+
+def privacy_notes(trained: TrainedModel) -> tuple[str, ...]:
+    """What was spent of a privacy budget; empty without differential privacy."""
+    if trained.privacy is None:
+        return ()
+    return (f"Trained with differential privacy for each device: {trained.privacy.text()}.",)
 
 
 def speed_notes(target: Target, speed: Speed | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from device_agent.data.local_data import load_data
 from device_agent.formats.preprocessing import Preprocessing
-from device_agent.formats.protocol.fleet import FederatedEvaluation
+from device_agent.formats.protocol.fleet import FederatedEvaluation, SpentPrivacy
 from exporters.programs.program import Program, with_preprocessing
 from exporters.recording.capture import SharedRecording
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
@@ -51,6 +51,7 @@ class TrainedModel:
         round: The round after which it was taken; None if it comes from no federation.
         key: The coordinator's key, which signs cards; None if it comes from no federation.
         devices: How the devices judged the model of this round; None if they did not judge it.
+        privacy: What the rounds up to this one have spent of a privacy budget, or None.
         data: Samples and labels, or where to read them; None for a card without accuracy.
         calibration: Samples and labels to calibrate int8; None to take `data`.
     """
@@ -66,6 +67,7 @@ class TrainedModel:
     devices: FederatedEvaluation | None = None
     data: Samples | None = None
     calibration: Samples | None = None
+    privacy: SpentPrivacy | None = None
     recording: SharedRecording = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ def from_federation(
     file = model_file(config.state, round_)
     logger.info("loading the model %s after round %d", config.model, round_)
     module, weights = load_global(config.model, file, config.seed, config.known_inputs())
+    saved = next(saved for saved in saved_rounds(config.state) if saved.round == round_)
     return TrainedModel(
         config.model,
         module,
@@ -162,9 +165,10 @@ def from_federation(
         config.data,
         round_,
         read_key(config.state),
-        next(saved.devices for saved in saved_rounds(config.state) if saved.round == round_),
+        saved.devices,
         config.held_out if data is None else data,
         config.statistics if calibration is None else calibration,
+        saved.privacy,
     )
 
 

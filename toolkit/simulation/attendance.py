@@ -250,10 +250,12 @@ def attendance_of(
         failure_rate=table.failure_rate,
         deadline_s=config.deadline_s,
         # With differential privacy, a round waits for all clients that it asks.
-        quorum=None if config.privacy else config.updates_wanted(len(kinds)) or config.quorum,
+        quorum=None
+        if config.device_privacy
+        else config.updates_wanted(len(kinds)) or config.quorum,
         min_updates=config.min_updates,
         seconds=seconds if works else None,
-        has_goal=config.clients_per_round is not None and config.privacy is None,
+        has_goal=config.clients_per_round is not None and config.device_privacy is None,
         batches=batches if works and config.budget_s is not None else None,
         memory=memory if works else None,
         absence=Absence.drawn(table.away, table.day_s, len(kinds), table.seed)

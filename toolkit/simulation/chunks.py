@@ -19,6 +19,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import limited_update
 from toolkit.aggregation.partial_aggregates.partial import encode_partial
+from toolkit.aggregation.privacy.budget import RoundNoise
 from toolkit.aggregation.privacy.clipped_changes import add_clipped
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.update_validation import check_update
@@ -74,13 +75,14 @@ class Chunk:
     """Clients that train the submodel `spec`.
 
     `reference` is for the limits of their updates; None for no limits. If the chunk is `whole`, its
-    result has single updates.
+    result has single updates. With differential privacy, `noise` has the clip.
     """
 
     spec: str
     clients: Sequence[Client]
     reference: Reference | None = None
     whole: bool = False
+    noise: RoundNoise | None = None
 
     @property
     def is_new_kind(self) -> bool:
@@ -109,6 +111,7 @@ class TrainedChunk:
         is_limited: Whether `updates` are already limited.
         figures: The figures of the limited updates, by client.
         limited: What the limits changed in an update, by client.
+        votes: With differential privacy, the sum of the clients' votes; see `RoundNoise`.
         own: The new models of clients that train alone, by client.
         personal: The personal tensors that clients keep, by client.
         diverged: The reason why a client is left out, by client.
@@ -124,6 +127,7 @@ class TrainedChunk:
     is_limited: bool = True
     figures: dict[int, Figures] = field(default_factory=dict)
     limited: dict[int, Limited] = field(default_factory=dict)
+    votes: float = 0.0
     own: dict[int, OwnModel] = field(default_factory=dict)
     personal: dict[int, Arrays] = field(default_factory=dict)
     diverged: dict[int, str] = field(default_factory=dict)
@@ -186,7 +190,6 @@ class ChunkTrainer:
         aggregation = Aggregation(model, dataclasses.replace(policy, rule="mean"))
         limits = None if chunk.reference is None else RoundLimits(chunk.reference)
         result.is_limited = not chunk.is_new_kind
-        privacy = self.config.privacy
         for client in chunk.clients:
             update = None
             with result.leaving_out_diverged(client.number):
@@ -199,8 +202,9 @@ class ChunkTrainer:
                 result.figures[client.number] = limits.figures[-1]
                 if (limited := limits.limited[-1]) is not None:
                     result.limited[client.number] = limited
-            if privacy is not None:
-                add_clipped(aggregation, update, privacy.clip)
+            if chunk.noise is not None:
+                norm = add_clipped(aggregation, update, chunk.noise.clip)
+                result.votes += chunk.noise.vote(norm)
             elif policy.rule == "mean" and not chunk.is_new_kind and not chunk.whole:
                 aggregation.add_checked(*update)
             else:

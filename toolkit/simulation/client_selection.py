@@ -45,8 +45,6 @@ class ClientSelection:
         wanted = config.updates_wanted(clients)
         if wanted is None:
             return max(1, round(config.simulation.participation * clients))
-        if config.privacy is not None:
-            return min(clients, wanted)
         # With a baseline, no client fails or is late.
         return min(clients, wanted if config.simulation.baseline else config.devices_asked(wanted))
 
@@ -97,7 +95,7 @@ class ClientSelection:
             )
             for number in here
         ]
-        if self.config.privacy is None:
+        if self.config.device_privacy is None:
             positions = selected(self.config.selection, draw, candidates, self.asked)
         else:
             positions = np.flatnonzero(draw.random(len(here)) < self.probability).tolist()

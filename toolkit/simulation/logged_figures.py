@@ -14,9 +14,14 @@ COUNTED = ("hostile", "left_out", "limited")
 
 
 def logged(result: RoundResult) -> Logged:
-    """The figures of a round that are not None, with the keys of `history.jsonl`."""
+    """The figures of a round that are not None, with the keys of `history.jsonl`.
+
+    Of `privacy` these are `epsilon` and `clip`.
+    """
     figures = msgspec.structs.asdict(result)
-    del figures["round"], figures["devices"], figures["held_out"]
+    del figures["round"], figures["devices"], figures["held_out"], figures["privacy"]
+    if result.privacy is not None:
+        figures |= {"epsilon": result.privacy.epsilon, "clip": result.privacy.clip}
     for key in COUNTED:
         figures[key] = None if figures[key] is None else len(figures[key])
     figures |= quality_figures(result.held_out, result.devices)

@@ -20,7 +20,12 @@ from safetensors.numpy import load_file, save_file
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import encode
-from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, Limited
+from device_agent.formats.protocol.fleet import (
+    FederatedEvaluation,
+    HeldOutFigures,
+    Limited,
+    SpentPrivacy,
+)
 from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
@@ -88,6 +93,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
             client of the federation is hostile.
         limited: What was limited of an update, by the client's number; None without limits.
         left_out: Why the judge left out an update, by the client's number; None without a judge.
+        privacy: What the rounds so far have spent of the privacy budget; None without [privacy].
         backdoor: With the attack `backdoor`: the share of held-out samples of other classes that
             the model takes for the attackers' class when they have the trigger.
     """
@@ -115,6 +121,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     backdoor: float | None = None
     limited: dict[str, Limited] | None = None
     left_out: dict[str, str] | None = None
+    privacy: SpentPrivacy | None = None
 
     @property
     def quality(self) -> float:

@@ -10,18 +10,18 @@ import numpy as np
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import DIVERGED
-from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited
+from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited, SpentPrivacy
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Reference
 from toolkit.aggregation.model_judge import MODELS, Bar, Quality
 from toolkit.aggregation.partial_aggregates.partial import decode_partial
-from toolkit.aggregation.privacy.noised_model import DevicePrivacy
+from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
+from toolkit.aggregation.privacy.gaussian_noise import gaussian
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale
-from toolkit.coordinator.federation_file.privacy_table import PrivacyTable
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.evaluation_sums import Evaluation, mean_evaluation
@@ -64,6 +64,7 @@ class Simulation:
         observers: Called with the result of each finished round.
         selection: Selects the clients of each round.
         hostile: The numbers of the hostile clients.
+        plan: Differential privacy for clients; None without it.
         first: The quality of the model before round 1; None if new models are not judged.
     """
 
@@ -82,6 +83,7 @@ class Simulation:
     first: Quality | None = None
     selection: ClientSelection = field(init=False)
     hostile: frozenset[int] = field(init=False)
+    plan: PrivacyPlan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         samples = [len(part) for part in self.parts]
@@ -89,6 +91,9 @@ class Simulation:
             self.config, self.specs, samples, self.choices, self.kinds, self.candidates
         )
         table = self.config.simulation
+        privacy, probability = self.config.device_privacy, self.selection.probability
+        if privacy is not None:
+            self.plan = privacy.plan(probability, self.config.last_round)
         self.hostile = hostile_clients(table.hostile, len(self.specs), table.seed)
 
     def run(self, engine: Engine) -> None:
@@ -98,19 +103,43 @@ class Simulation:
             self.folder.keep_first_model(self.federation.save())
         last = self.config.last_round
         assert last is not None  # load_simulation refuses others
-        if done >= last or self._stops_early():
+        if done >= last or self._ends():
             logger.info("All %d rounds are finished already", done)
             return
         if done:
             logger.info("Continuing after round %d", done)
         for round_ in range(done + 1, last + 1):
             self.run_round(round_, engine)
-            if self._stops_early():
-                patience = counted(self.config.early_stopping or 0, "round")
-                logger.info(
-                    "The rounds end after round %d: no model was better for %s.", round_, patience
-                )
+            if (reason := self._ends()) is not None:
+                logger.info("The rounds end after round %d: %s", round_, reason)
                 return
+
+    def _ends(self) -> str | None:
+        """Why no other round follows before the last one; None if one follows."""
+        if self._stops_early():
+            patience = counted(self.config.early_stopping or 0, "round")
+            return f"no model was better for {patience}."
+        plan, probability = self.plan, self.selection.probability
+        if plan is None or plan.allows_another(self._spent_before(), probability):
+            return None
+        return "another round would exceed the privacy budget."
+
+    def spent(self, within: float | None) -> SpentPrivacy | None:
+        """What is spent with the round after the finished ones; None without [privacy].
+
+        See `PrivacyPlan.after`.
+        """
+        if self.plan is None:
+            return None
+        return self.plan.after(self._spent_before(), self.selection.probability, within)
+
+    def noise(self) -> RoundNoise | None:
+        """The clipping and the noise of the round after the finished ones; None for none."""
+        expected = sum(self.selection.expected.values())
+        return None if self.plan is None else self.plan.noise(self._spent_before(), expected)
+
+    def _spent_before(self) -> list[SpentPrivacy | None]:
+        return [result.privacy for result in self.folder.history]
 
     def _stops_early(self) -> bool:
         """Whether the models have stopped improving, judged by the same figure as in `serve`."""
@@ -163,6 +192,7 @@ class Simulation:
             left_out=left_out,
             memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
+            privacy=self.spent(trained.within),
             bytes_down=trained.bytes_down,
             bytes_up=trained.bytes_up,
             seconds=time.monotonic() - begun,
@@ -266,11 +296,12 @@ class Simulation:
         kinds: dict[str, dict[int, int]] = {}
         for client, spec in chosen:
             kinds.setdefault(spec, {})[client] = len(self.parts[client])
+        noise = self.noise()
         for spec, samples in kinds.items():
             submodel = self.federation.submodel(spec)
             for clients in shared_out(samples, submodel, self.config.training):
                 own = [self.client(number, spec) for number in clients]
-                yield Chunk(spec, own, reference, whole)
+                yield Chunk(spec, own, reference, whole, noise)
 
     def client(self, number: int, spec: str) -> Client:
         """The client `number` in its state before the round, in which it trains `spec`."""
@@ -309,6 +340,8 @@ class _Round(TrainedChunk):
         self.aggregation = new_aggregation(federation.model, federation.policy)
         self.alone: list[Evaluation] = []
         self.staleness: list[int] = []
+        self.noise = simulation.noise()
+        self.within: float | None = None
         self.limits: ClientLimits | None = None
         if federation.policy.bounds and simulation.config.simulation.baseline is None:
             self.limits = ClientLimits(simulation.folder.reference())
@@ -364,6 +397,7 @@ class _Round(TrainedChunk):
             partial = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
             aggregation.merge(partial)
         self.diverged |= chunk.diverged
+        self.votes += chunk.votes
         self.bytes_down += chunk.bytes_down
         self.bytes_up += chunk.bytes_up
         self.judged += chunk.judged
@@ -389,8 +423,8 @@ class _Round(TrainedChunk):
         federation = self.simulation.federation
         if self.alone:
             return mean_evaluation(self.alone)
-        if self.simulation.config.privacy is not None:
-            self.take_noised(self.simulation.config.privacy)
+        if self.noise is not None:
+            self.take_noised(self.noise)
         elif self.aggregation.updates:
             if self.simulation.timetable is None:
                 federation.take(self.aggregation)
@@ -399,13 +433,14 @@ class _Round(TrainedChunk):
                 federation.take_stale(self.aggregation)
         return federation.evaluation(*self.simulation.held_out)
 
-    def take_noised(self, privacy: PrivacyTable) -> None:
+    def take_noised(self, noise: RoundNoise) -> None:
         """Use the noised sum of the clipped changes, of which there may be none."""
         assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
         simulation = self.simulation
         # The last number separates these draws from all others.
         draw = np.random.default_rng([simulation.config.simulation.seed, self.number, 4])
-        noise = DevicePrivacy(privacy.clip, privacy.noise_multiplier)
+        expected = simulation.selection.expected
         simulation.federation.take_noised(
-            self.aggregation, simulation.selection.expected, self.number, noise, draw.bytes
+            self.aggregation, expected, self.number, noise.deviation, draw.bytes
         )
+        self.within = noise.share_within(self.votes, float(gaussian((), draw.bytes)))

@@ -18,7 +18,6 @@ from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.model_judge import Quality
-from toolkit.aggregation.privacy.clipped_changes import refuse_statistics
 from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
@@ -222,9 +221,6 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
     program = model.submodel(specs[0]).program
     if table.hostile is not None:
         check_attack(table.hostile.attack, program, model.model.tensors)
-    if config.privacy is not None:
-        for spec in dict.fromkeys(specs):
-            refuse_statistics(model.submodel(spec))
     data = read_data(config, program)
     order = np.random.default_rng([table.seed, 0])
     rows = order.permutation(len(data.samples))

@@ -65,7 +65,7 @@ class SimulationConfig(FederationConfig):
                 "only `serve` knows secure_aggregation of [privacy], which does not change the "
                 "model: remove it for `simulate`"
             )
-        if self.privacy is not None and self.simulation.baseline is not None:
+        if self.device_privacy is not None and self.simulation.baseline is not None:
             raise ValueError(
                 "[privacy] does not go with a `baseline`, which averages no updates: remove one of "
                 "them"

@@ -192,6 +192,31 @@ class Limited:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpentPrivacy:
+    """What the rounds up to this one have spent of a privacy budget, and the round's mechanism.
+
+    The models are (`epsilon`, `delta`)-differentially private for each device. `budget` is the
+    largest epsilon; None without a limit. Each device was asked with the `probability`. The noise
+    in the sum of the changes has the standard deviation `noise_multiplier` * `clip`. If `clip`
+    follows a quantile, the noise is a little larger, and `within` is the noised share of the
+    round's devices whose change was not above `clip`.
+    """
+
+    epsilon: float
+    delta: float
+    clip: float
+    noise_multiplier: float
+    probability: float
+    budget: float | None = None
+    within: float | None = None
+
+    def text(self) -> str:
+        """What was spent, for people."""
+        limit = "" if self.budget is None else f" of {self.budget:g}"
+        return f"epsilon {self.epsilon:.3g}{limit} spent, delta {self.delta:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundResult:
     """The quality of the global model after `round` (0: before training).
 
@@ -203,7 +228,7 @@ class RoundResult:
     of others. If the round selected its
     devices, `asked` is their number. `changes` are the settings that changed before this round,
     like "training.epochs: 1 -> 2". In asynchronous rounds, `staleness` says how many of the updates
-    had the staleness 0, 1, 2 and so on.
+    had the staleness 0, 1, 2 and so on. With differential privacy, `privacy` is what was spent.
     """
 
     round: int
@@ -217,6 +242,7 @@ class RoundResult:
     asked: int | None = None
     changes: list[str] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
+    privacy: SpentPrivacy | None = None
 
     def judgement(self) -> tuple[float | None, float] | None:
         """The accuracy and loss by which rounds are compared; None if there are none yet.

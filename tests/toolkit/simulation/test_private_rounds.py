@@ -1,6 +1,7 @@
 """Simulated rounds with differential privacy against numpy in float64, for a mixed fleet."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from refusals import refused
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.privacy.clipped_changes import add_clipped
 from toolkit.aggregation.recover import recover
-from toolkit.simulation import simulate
+from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.simulation import chunks, simulate
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.client_selection import ClientSelection
 from toolkit.simulation.results import RunFolder
@@ -48,6 +51,7 @@ def file(tmp_path: Path, seed: int) -> Path:
         [privacy]
         clip = {CLIP}
         noise_multiplier = {NOISE}
+        delta = 0.01
         [simulation]
         data = "data.npz"
         seed = {seed % 1000}
@@ -157,6 +161,40 @@ def test_the_result_is_the_same_in_every_engine_and_after_a_restart(
     assert outcome(once, tmp_path / "once") == outcome(elsewhere, tmp_path / "elsewhere")
 
 
+def test_the_clip_follows_the_noised_share(
+    file: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[float, float]] = []
+    monkeypatch.setattr(chunks, "add_clipped", spied(seen))
+    first, second = simulate.simulate(file, tmp_path / "out", values={"privacy.clip_quantile": 0.8})
+    assert first.privacy is not None
+    assert second.privacy is not None
+    # The sum has 6.1% more noise: 1 / NOISE^2 = 1 / sum^2 + 1 / (2 count)^2.
+    count = 1.5 * NOISE
+    draw = np.random.default_rng([seed % 1000, 1, 4])
+    federation = simulate.prepare(load_simulation(file), RunFolder(tmp_path / "new")).federation
+    for name, value in sorted(federation.model.tensors.items()):
+        if "running" not in name and "num_batches" not in name:
+            noise(tuple(value.shape), draw)
+    votes = sum(0.5 if norm <= CLIP else -0.5 for clip, norm in seen if clip == CLIP)
+    share = 0.5 + (votes + count * noise((), draw)) / (EACH * len(KINDS) / 2)
+    assert first.privacy.within == pytest.approx(float(np.clip(share, 0, 1)))
+    clip = CLIP * math.exp(-0.2 * (first.privacy.within - 0.8))
+    assert second.privacy.clip == pytest.approx(clip)
+    assert {clip for clip, _ in seen} == {first.privacy.clip, second.privacy.clip}
+
+
+def spied(seen: list[tuple[float, float]]) -> Callable[[Aggregation, Received, float], float]:
+    """`add_clipped`, which also adds each clip and norm to `seen`."""
+
+    def add(aggregation: Aggregation, update: Received, clip: float) -> float:
+        norm = add_clipped(aggregation, update, clip)
+        seen.append((clip, norm))
+        return norm
+
+    return add
+
+
 def test_running_statistics_are_refused(file: Path, tmp_path: Path) -> None:
     with refused("privacy.statistics", submodel="full", tensor="bn.running_mean"):
         simulate.simulate(file, tmp_path / "out", values={"training.batch_norm": "global"})
@@ -174,6 +212,10 @@ def test_running_statistics_are_refused(file: Path, tmp_path: Path) -> None:
         ("over_selection", 1.5),
         ("evaluation.share", 0.2),
         ("simulation.baseline", "local"),
+        ("quorum", 3),
+        ("min_updates", 2),
+        ("mode", "async"),
+        ("privacy.delta", 0.06),
         ("privacy.clip", 0.0),
         ("privacy.noise_multiplier", -1.0),
     ],

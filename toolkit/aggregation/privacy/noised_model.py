@@ -4,14 +4,13 @@ Let S be the sum of the clipped changes of a round's updates. Each device of kin
 the same probability q; n is the number of devices, by element those of the kinds that hold it. b is
 the mean of what these kinds receive: the global tensor, or with factors the composed tensor. Then
 
-    new = b + (S + z clip N(0, 1)) / max(1, q n)
+    new = b + (S + deviation N(0, 1)) / max(1, q n)
 
-with the noise multiplier z. q n is the expected number of devices in the sum. It does not depend on
+q n is the expected number of devices in the sum. It does not depend on
 which devices were asked or answered, so it tells nothing about a single device.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,19 +24,6 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.submodel import Submodel, shapes_of
 from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
-
-
-@dataclass(frozen=True)
-class DevicePrivacy:
-    """Differential privacy of one round, by device.
-
-    Attributes:
-        clip: The largest L2 norm of a device's change.
-        noise_multiplier: The standard deviation of the noise in the sum, divided by `clip`.
-    """
-
-    clip: float
-    noise_multiplier: float
 
 
 def expected_devices(
@@ -68,7 +54,7 @@ def expected_devices(
 def noised_model(
     aggregation: Aggregation,
     expected: Mapping[str, tuple[Tensor, Tensor]],
-    privacy: DevicePrivacy,
+    deviation: float,
     random_bytes: RandomBytes,
 ) -> GlobalModel:
     """The next global model.
@@ -76,7 +62,7 @@ def noised_model(
     Args:
         aggregation: The sums of changes by `add_clipped`; they may be empty.
         expected: What `expected_devices` returns. It decides which elements get noise.
-        privacy: The noise.
+        deviation: The standard deviation of the noise in the sums.
         random_bytes: Where the noise comes from.
 
     Raises:
@@ -84,7 +70,6 @@ def noised_model(
     """
     model, policy = aggregation.model, aggregation.policy
     tensors = {**model.tensors}
-    deviation = privacy.noise_multiplier * privacy.clip
     for name, (received, devices) in sorted(expected.items()):
         old = model.tensors[name]
         total = deviation * torch.from_numpy(gaussian(tuple(old.shape), random_bytes))

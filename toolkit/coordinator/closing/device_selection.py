@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from toolkit.coordinator.closing.private_rounds import PrivateRounds
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.database.open_round import Selected
@@ -26,12 +27,13 @@ class DeviceSelection:
 
     A device is eligible if it was seen lately, has a bundle, and does not report that its owner's
     limits pause it. A device that a round has asked must also have been seen since then. So rounds
-    do not keep asking a device that is away. If too few updates have come at the deadline, the
+    do not keep asking a device that is away. With `private`, a round asks each eligible device with
+    the same probability. If too few updates have come at the deadline, the
     round opens again for other devices, or waits for them.
     """
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, private: PrivateRounds | None = None) -> None:
+        self._coordinator, self._private = coordinator, private
         self._waits_since: float | None = None
 
     def is_ready(self, round_: int) -> bool:
@@ -49,6 +51,8 @@ class DeviceSelection:
         if self._waits_since is None:
             self._waits_since = now
         waited = now - self._waits_since
+        if self._private is not None:
+            return free >= max(present, 1) or (free > 0 and waited >= ALL_HERE_S)
         return (
             free >= min(config.devices_asked(goal) - sent, max(present, 1))
             or (sent + free >= goal and waited >= ALL_HERE_S)
@@ -67,6 +71,8 @@ class DeviceSelection:
         if store.open_round.is_open(round_):
             return store.open_round.selected(round_)
         goal, needed = self._limits(round_)
+        if self._private is not None:
+            return self._drawn(self._private, round_, earlier, goal is None)
         if goal is None:
             return None
         self._waits_since = None
@@ -89,6 +95,27 @@ class DeviceSelection:
         if store.open_round.limits(round_) is None:
             needed = fewest_updates(len(asked), len(asked), config.min_updates, goal)
         return Selected(asked, goal, needed)
+
+    def _drawn(
+        self, private: PrivateRounds, round_: int, earlier: Collection[str], all_: bool
+    ) -> Selected | None:
+        """Draw the devices of a round with differential privacy; None if it asks `all_`.
+
+        It waits for all that it asks, and closes at its deadline with any update.
+        """
+        coordinator = self._coordinator
+        self._waits_since = None
+        with coordinator.lock:
+            present = coordinator.rounds.present
+            free = [d for d in coordinator.store.registry.members() if d.id in present]
+            free = free if all_ else self._free(earlier)
+        chosen = private.asked(round_, free)
+        if all_:
+            return None
+        for name in chosen:
+            coordinator.activity[name].has_come = False
+        asked = [*chosen, *earlier]
+        return Selected(asked, max(len(asked), 1), 1)
 
     def _limits(self, round_: int) -> tuple[int | None, int]:
         """The goal of `round_`, None if it asks all devices, and the fewest updates it needs.

@@ -4,7 +4,7 @@ To fold an update means to aggregate it into the model.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +26,7 @@ from toolkit.aggregation.limits.update_bounds import (
     most_samples,
 )
 from toolkit.aggregation.model_judge import Bar, harmful, judged_text, search_order
+from toolkit.aggregation.privacy.budget import RoundNoise
 from toolkit.coordinator.database.suspicions import Suspect
 from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -95,6 +96,24 @@ class VersionedModel(Model, Protocol):
 
         `stale` has for each version its staleness, the saved state, and the updates. Each update is
         limited by `limits`.
+        """
+
+
+@runtime_checkable
+class PrivateModel(Model, Protocol):
+    """A global model for rounds with differential privacy. `Federation` implements it."""
+
+    def fold_noised(
+        self,
+        updates: Iterable[Update],
+        devices: Mapping[str, float],
+        round_: int,
+        noise: RoundNoise,
+    ) -> float | None:
+        """Aggregate the clipped changes of the checked updates of `round_`, with noise.
+
+        `devices` is how many devices of each submodel are expected in the sum. Returns the noised
+        share of the changes within the clip, if `noise` is for that, too.
         """
 
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.closing.new_settings import model_for_new_settings
+from toolkit.coordinator.closing.private_rounds import PrivateAggregation, PrivateRounds
 from toolkit.coordinator.closing.round_aggregation import (
     Model,
     RoundAggregation,
@@ -81,7 +83,8 @@ class RoundWorker:
     ) -> None:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
-        self._selection = DeviceSelection(coordinator)
+        self._private = PrivateRounds(coordinator) if coordinator.config.device_privacy else None
+        self._selection = DeviceSelection(coordinator, self._private)
         self._on_failure, self._ready = on_failure, ready
         coordinator.check_update, coordinator.try_model = model.check, self._try
         self.make_release: MakeRelease | None = None
@@ -378,16 +381,7 @@ class RoundWorker:
             if sums is None:
                 return
         received = counts_of_updates(coordinator, round_)
-        store, is_async = coordinator.store, coordinator.rounds.max_staleness is not None
-        bounded, bar = coordinator.config.aggregation.bounds, bar_of(coordinator, self._held_out)
-        folding: RoundAggregation
-        if sums is None:
-            folding = RoundAggregation(
-                self._model, store, self._held_out, round_, is_async, bounded, bar
-            )
-        else:
-            folding = SumAggregation(self._model, coordinator, self._held_out, round_, sums.groups)
-            folding.left_out |= sums.failed
+        folding = self._folding(round_, sums)
         updates = folding.run()
         self._quality = folding.quality
         for device, reason in folding.left_out.items():
@@ -406,11 +400,16 @@ class RoundWorker:
         figure = federated_evaluation(round_, of_newest)
         staleness = _by_staleness(folding)
         result = self._result(round_, updates, folding.left_out, folding.limited, staleness)
-        stops = ends_early(coordinator.store, coordinator.config, result, figure)
-        if coordinator.rounds.is_last(round_) or stops:
+        if self._private is not None and isinstance(folding, PrivateAggregation):
+            spent = self._private.spent(round_, folding.within)
+            result = replace(result, privacy=spent)
+        is_last = coordinator.rounds.is_last(round_)
+        spent_all = self._private is not None and not is_last and self._private.ends_with(result)
+        stops = spent_all or ends_early(coordinator.store, coordinator.config, result, figure)
+        if is_last or stops:
             coordinator.store.final_evaluation.begin(sorted(trusted))
         if stops:
-            note_early_end(coordinator.store, coordinator.config, round_)
+            note_early_end(coordinator.store, coordinator.config, round_, spent_all)
         coordinator.keep_flights()
         summed = [] if sums is None else sums.devices(set(folding.left_out))
         self._keep(result, figure, _staleness_text(staleness), folding.reference, summed)
@@ -443,6 +442,21 @@ class RoundWorker:
             f"Round {round_} opens again, because it has no secure sum. {reasons}", updates=0
         )
         return None
+
+    def _folding(self, round_: int, sums: ClosedSums | None) -> RoundAggregation:
+        """What aggregates the updates of `round_`, or its secure `sums`."""
+        coordinator, store = self._coordinator, self._coordinator.store
+        if self._private is not None:
+            opening, noise = self._private.opening(round_), self._private.noise(round_)
+            return PrivateAggregation(self._model, store, self._held_out, opening, noise)
+        if sums is not None:
+            groups = sums.groups
+            folding = SumAggregation(self._model, coordinator, self._held_out, round_, groups)
+            folding.left_out |= sums.failed
+            return folding
+        is_async = coordinator.rounds.max_staleness is not None
+        bounded, bar = coordinator.config.aggregation.bounds, bar_of(coordinator, self._held_out)
+        return RoundAggregation(self._model, store, self._held_out, round_, is_async, bounded, bar)
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds
@@ -507,7 +521,8 @@ class RoundWorker:
         which = round_of(result.round, self._coordinator.rounds.total).capitalize()
         source = counted(result.updates, "update")
         quality = f"{result.quality()}{further_text(result.held_out)}"
-        text = f"{which}: {quality}, from {source}{about}"
+        spent = "" if result.privacy is None else f"; {result.privacy.text()}"
+        text = f"{which}: {quality}, from {source}{about}{spent}"
         logger.info(text)
         if (limits := limits_text(result)) is not None:
             far = any(own.is_far for own in result.limited.values())

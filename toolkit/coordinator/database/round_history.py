@@ -11,10 +11,14 @@ from device_agent.formats.protocol.fleet import (
     HeldOutFigures,
     Limited,
     RoundResult,
+    SpentPrivacy,
 )
 from toolkit.coordinator.database import schema
 from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.database.settings_log import SettingsLog
+
+SPENT = "privacy"
+"""The key in the table `meta` of what rounds have spent of the privacy budget."""
 
 
 class RoundHistory:
@@ -30,6 +34,7 @@ class RoundHistory:
                 "SELECT round, accuracy, loss, updates, left_out, devices, held_out, asked, "
                 "limited, staleness FROM history ORDER BY round"
             ).fetchall()
+            spent = spent_privacy(db)
         changes = self._settings.by_round()
         return [
             RoundResult(
@@ -44,6 +49,7 @@ class RoundHistory:
                 changes=changes.get(r, []),
                 limited=limited_updates(limited),
                 staleness=json.loads(staleness or "[]"),
+                privacy=spent.get(r),
             )
             for r, a, x, n, out, devices, held_out, asked, limited, staleness in rows
         ]
@@ -89,6 +95,18 @@ class RoundHistory:
             row = db.execute("SELECT started_from FROM history WHERE round = ?", (current,))
             (origin,) = row.fetchone()
         return None if origin is None else int(origin)
+
+
+def note_spent(db: sqlite3.Connection, round_: int, spent: SpentPrivacy) -> None:
+    """Store what the rounds up to `round_` have spent, in the transaction of `db`."""
+    text = msgspec.json.encode({**spent_privacy(db), round_: spent}).decode()
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (SPENT, text))
+
+
+def spent_privacy(db: sqlite3.Connection) -> dict[int, SpentPrivacy]:
+    """What the rounds up to each round have spent; empty without differential privacy."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (SPENT,)).fetchone()
+    return {} if row is None else msgspec.json.decode(row[0], type=dict[int, SpentPrivacy])
 
 
 def judge(db: sqlite3.Connection, round_: int, figure: FederatedEvaluation) -> None:

@@ -182,7 +182,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
 
     @model_validator(mode="after")
     def _privacy_is_kept(self) -> Self:
-        if self.privacy is None or self.privacy.secure_aggregation:
+        private = self.device_privacy
+        if private is None:
             return self
         for key, breaks, why in (
             ('mode = "async"', self.mode == "async", "one device may send several updates"),
@@ -191,8 +192,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
              "only a sum gets the right noise"),
             ("quorum", self.quorum is not None,
              "a device then decides whether another device counts"),
-            ("over_selection", "over_selection" in self.model_fields_set,
-             "a device then decides whether another device counts"),
+            ("min_updates", self.min_updates is not None and self.clients_per_round is not None,
+             "a round that opens again asks other devices"),
             (f'selection = "{self.selection}"', self.selection != "uniform",
              "each device must be asked with the same probability"),
             ("share in [evaluation]", self.evaluation.share > 0,
@@ -200,6 +201,18 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         ):  # fmt: skip
             if breaks:
                 raise ValueError(f"`{key}` does not go with [privacy], because {why}: remove it")
+        if private.noise_multiplier is None and self.last_round is None:
+            raise ValueError(
+                "[privacy] without a last round needs `noise_multiplier`: set it, or a number of "
+                "`rounds`"
+            )
+        delta, most = private.delta, self.places
+        if delta is not None and most is not None and delta > 1 / most:
+            raise ValueError(
+                f"`delta` of [privacy] is {delta:g}. With {counted(most, 'device')} it must be at "
+                f"most {1 / most:g}: otherwise publishing the data of one random device would be "
+                "allowed"
+            )
         return self
 
     @model_validator(mode="after")
@@ -211,6 +224,11 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
                 "that wait for a release lose their places between two requests"
             )
         return self
+
+    @property
+    def device_privacy(self) -> PrivacyTable | None:
+        """The table [privacy] if it asks for differential privacy; None otherwise."""
+        return None if self.privacy is None or self.privacy.clip is None else self.privacy
 
     @property
     def secure_terms(self) -> SecureTerms | None:
@@ -245,15 +263,6 @@ class CoordinatorConfig(FederationConfig):
 
     held_out: Path | None = None
     simulation: SimulationTable | None = None
-
-    @model_validator(mode="after")
-    def _privacy_is_simulated(self) -> Self:
-        if self.privacy is not None and not self.privacy.secure_aggregation:
-            raise ValueError(
-                "only `simulate` knows `clip` and `noise_multiplier` of [privacy] so far: remove "
-                "them for `serve`"
-            )
-        return self
 
     @model_validator(mode="after")
     def _secure_sums_are_possible(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from device_agent.formats.protocol.secure_sums import FEWEST, MOST_SAMPLES, SecureTerms
+from toolkit.aggregation.privacy.budget import PrivacyBudget, PrivacyPlan, noise_for
 from toolkit.toml_files import Table
 
 Above = Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -14,6 +15,9 @@ SINGLE = {"bounds": False, "judge": False}
 AGGREGATION = {"weights": "uniform", "factors": "act", **SINGLE}
 """Keys of [aggregation] that differential privacy sets. The weight of a device must not depend on
 its data; limits and the judge compare single updates without noise."""
+OVER_SELECTION = 1.0
+"""The value of `over_selection` with differential privacy. A round then waits for all devices that
+it asks, so no device decides whether another device counts."""
 
 
 class PrivacyTable(Table):
@@ -22,8 +26,11 @@ class PrivacyTable(Table):
     With differential privacy, the models tell little about a single device's data:
 
     - `clip`: the largest L2 norm of what a device changes.
+    - `clip_quantile`: `clip` follows this quantile of the norms from round to round.
+    - `delta`: the delta of the guarantee; at most 1 / number of devices.
+    - `epsilon`: the most that all rounds together may spend.
     - `noise_multiplier`: the standard deviation of the noise in the sum of the changes, divided by
-      `clip`.
+      `clip`. Without it, it is found from `epsilon` and the number of rounds.
 
     With secure sums, the coordinator learns the sum of a group's updates, and no single update:
 
@@ -33,8 +40,11 @@ class PrivacyTable(Table):
     - `most_samples`: a device with more samples counts like one with so many.
     """
 
-    clip: Above = 0.0
-    noise_multiplier: Above = 0.0
+    clip: Above | None = None
+    clip_quantile: Annotated[float | None, Field(gt=0, lt=1)] = None
+    delta: Annotated[float | None, Field(ge=1e-15, lt=1)] = None
+    epsilon: Above | None = None
+    noise_multiplier: Above | None = None
     secure_aggregation: bool = False
     smallest_group: Annotated[int, Field(ge=FEWEST)] = 5
     most_change: Above = 8.0
@@ -42,13 +52,18 @@ class PrivacyTable(Table):
 
     @model_validator(mode="after")
     def _has_one_purpose(self) -> Self:
-        if bool(self.clip) != bool(self.noise_multiplier):
-            raise ValueError("`clip` and `noise_multiplier` belong together: give both")
-        if bool(self.clip) == self.secure_aggregation:
+        for key in ("clip_quantile", "delta", "epsilon", "noise_multiplier"):
+            if getattr(self, key) is not None and self.clip is None:
+                raise ValueError(f"`{key}` needs `clip`; set that, too")
+        if (self.clip is not None) == self.secure_aggregation:
             raise ValueError(
-                "the table needs either `clip` and `noise_multiplier`, or secure_aggregation = "
+                "the table needs either `clip`, for differential privacy, or secure_aggregation = "
                 "true; both together are not possible yet"
             )
+        if self.clip is not None and self.delta is None:
+            raise ValueError("`clip` needs `delta`, at most 1 / number of devices; set that, too")
+        if self.clip is not None and self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError("`clip` needs `epsilon` or `noise_multiplier`; set one of them, too")
         for key in ("smallest_group", "most_change", "most_samples"):
             if key in self.model_fields_set and not self.secure_aggregation:
                 raise ValueError(f"`{key}` needs secure_aggregation = true; set that, too")
@@ -64,6 +79,24 @@ class PrivacyTable(Table):
             most_change=self.most_change,
             most_samples=self.most_samples,
         )
+
+    def plan(self, probability: float, rounds: int | None) -> PrivacyPlan:
+        """The differential privacy of rounds that ask each device with this probability.
+
+        `rounds` is the number of rounds; the file refuses None without a noise multiplier. The
+        noise multiplier is found in seconds.
+
+        Raises InputError if no noise is enough for the budget, or `dp-accounting` is missing.
+        """
+        assert self.clip is not None
+        assert self.delta is not None
+        noise = self.noise_multiplier
+        if noise is None:
+            assert self.epsilon is not None
+            assert rounds is not None
+            noise = noise_for(self.epsilon, self.delta, probability, rounds)
+        budget = PrivacyBudget(self.delta, self.epsilon)
+        return PrivacyPlan(self.clip, noise, budget, self.clip_quantile)
 
 
 def with_privacy(given: Any) -> Any:
@@ -85,7 +118,17 @@ def with_privacy(given: Any) -> Any:
                 f"[privacy] needs {key} = {_toml(value)} in [aggregation], which it sets itself: "
                 f"remove `{key}` from [aggregation]"
             )
-    return {**given, "aggregation": {**aggregation, **sets}}
+    selects = {} if secure else _over_selection(given)
+    return {**given, **selects, "aggregation": {**aggregation, **sets}}
+
+
+def _over_selection(given: Mapping[str, Any]) -> dict[str, float]:
+    if given.get("over_selection", OVER_SELECTION) != OVER_SELECTION:
+        raise ValueError(
+            "[privacy] needs over_selection = 1.0, which it sets itself, because a round waits for "
+            "all devices that it asks: remove `over_selection`"
+        )
+    return {} if given.get("clients_per_round") is None else {"over_selection": OVER_SELECTION}
 
 
 def _toml(value: object) -> str:

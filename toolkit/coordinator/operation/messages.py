@@ -11,6 +11,7 @@ from device_agent.formats.protocol.fleet import (
     Preparation,
     RoundResult,
     SelectedDevices,
+    SpentPrivacy,
 )
 from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_log import AuditEntry
@@ -245,7 +246,8 @@ class Overview:
     round is open. A round needs at least `needed` updates to close. `missing` names some of the
     `missing_count` devices that the round waits for. `joined` and `expected` count devices before
     the first round, and are 0 later. `states` counts the devices by state. While the rounds are
-    `paused`, none opens. `selected` is None unless the round asks some devices only.
+    `paused`, none opens. `selected` is None unless the round asks some devices only. `privacy` is
+    what the rounds have spent of the privacy budget; None without differential privacy.
     """
 
     state: str
@@ -264,6 +266,7 @@ class Overview:
     paused: bool
     warnings: list[str]
     selected: SelectedDevices | None = None
+    privacy: SpentPrivacy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class Overviews(DeviceList):
 
     def overview(self) -> Overview:
         """The round that is open, and the states of the devices."""
-        rounds = self.rounds
+        rounds, history = self.rounds, self.store.history.results()
         with self.lock:
             late = rounds.late() if rounds.phase == "training" else []
             named = [self.store.registry.device(device) for device in late[:MOST_MISSING]]
@@ -57,6 +57,7 @@ class Overviews(DeviceList):
                 preparing=list(self.preparations.values()),
                 paused=self.store.operator_log.pause_reason is not None,
                 warnings=self.warnings(),
+                privacy=history[-1].privacy if history else None,
             )
 
     def open_update(self, device: str) -> int | None:

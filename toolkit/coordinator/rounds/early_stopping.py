@@ -46,17 +46,22 @@ def ends_early(
     return True
 
 
-def note_early_end(store: Store, config: FederationConfig, round_: int) -> None:
-    """Store that the rounds end early after `round_`."""
-    store.set_value(EARLY_STOP, _end(config, round_))
+def note_early_end(
+    store: Store, config: FederationConfig, round_: int, for_good: bool = False
+) -> None:
+    """Store that the rounds end early after `round_`.
+
+    Unless they end `for_good`, they go on with another `early_stopping`.
+    """
+    store.set_value(EARLY_STOP, f"for good {round_}" if for_good else _end(config, round_))
 
 
 def ended_early(store: Store, config: FederationConfig, done: int) -> bool:
     """Whether the rounds ended early after `done`.
 
-    If `early_stopping` was changed, rounds go on.
+    If `early_stopping` was changed, rounds go on, unless they ended for good.
     """
-    return store.value(EARLY_STOP) == _end(config, done)
+    return store.value(EARLY_STOP) in (_end(config, done), f"for good {done}")
 
 
 def _end(config: FederationConfig, round_: int) -> str:

@@ -39,6 +39,7 @@ from toolkit.coordinator.database.round_history import (
     figures_text,
     judge,
     limited_text,
+    note_spent,
 )
 from toolkit.coordinator.database.schema_upgrade import columns
 from toolkit.coordinator.database.settings_log import (
@@ -340,6 +341,8 @@ class Store:
                         "INSERT OR REPLACE INTO meta VALUES (?, ?)",
                         (REFERENCE, encode(reference).decode()),
                     )
+                if result.privacy is not None:
+                    note_spent(db, result.round, result.privacy)
                 if before is not None and received is not None:
                     judge(db, before[0], received)
                 db.executemany(

@@ -13,7 +13,7 @@ from toolkit.coordinator.storage.recoverable import HISTORY, MODEL
 
 logger = logging.getLogger(__name__)
 
-UNUSUAL = ("devices", "held_out", "changes", "limited", "staleness")
+UNUSUAL = ("devices", "held_out", "changes", "limited", "staleness", "privacy")
 """Fields of a round that history.json leaves out if they are empty."""
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from device_agent.formats.atomic_files import check_file_place, write_file
-from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigures, Limited
+from device_agent.formats.protocol.fleet import (
+    FederatedEvaluation,
+    HeldOutFigures,
+    Limited,
+    SpentPrivacy,
+)
 from profiles.errors import InputError
 from toolkit.coordinator.database import schema
 from toolkit.coordinator.database.database import BUSY_S
@@ -16,6 +21,7 @@ from toolkit.coordinator.database.round_history import (
     held_out_figures,
     judgement,
     limited_updates,
+    spent_privacy,
 )
 from toolkit.coordinator.database.settings_log import changes_by_round
 from toolkit.coordinator.storage import retention
@@ -47,6 +53,7 @@ class SavedRound:
         changes: The settings that changed before the round.
         left_out: Why an update was not used, by device.
         limited: What was limited of an update, by device.
+        privacy: What the rounds up to this one have spent of a privacy budget, or None.
         staleness: In asynchronous rounds, how many updates had the staleness 0, 1, 2 and so on.
     """
 
@@ -67,6 +74,7 @@ class SavedRound:
     left_out: dict[str, str]
     limited: dict[str, Limited]
     staleness: list[int]
+    privacy: SpentPrivacy | None
 
 
 def saved_rounds(folder: Path) -> list[SavedRound]:
@@ -78,6 +86,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             "SELECT round, accuracy, loss, updates, model, kept, started_from, "
             "devices, held_out, asked, left_out, limited, staleness FROM history ORDER BY round"
         ).fetchall()
+        spent = spent_privacy(db)
         known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'").fetchone()
         changes = changes_by_round(db) if known else {}
     return [
@@ -99,6 +108,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             left_out=json.loads(out),
             limited=limited_updates(limited),
             staleness=json.loads(staleness or "[]"),
+            privacy=spent.get(round_),
         )
         for (
             round_, accuracy, loss, updates, model, kept, start,

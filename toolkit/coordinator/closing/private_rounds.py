@@ -1,0 +1,162 @@
+"""Differential privacy for devices in `serve`: whom a round asks, and how it is aggregated."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from random import SystemRandom
+
+import msgspec
+
+from device_agent.formats.manifest import Struct, encode
+from device_agent.formats.protocol.fleet import RoundResult, SpentPrivacy
+from profiles.errors import EdgeTailorError
+from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
+from toolkit.coordinator.closing.round_aggregation import (
+    Model,
+    PrivateModel,
+    RoundAggregation,
+    Samples,
+)
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.device_registry import Device
+from toolkit.coordinator.rounds.upload_validation import Update, is_finite
+from toolkit.coordinator.storage.coordinator_store import Store
+
+logger = logging.getLogger(__name__)
+OPENING = "private_opening"
+"""The store keeps under this key how the open round asked its devices."""
+UNUSABLE = "the noised model is unusable, so the model stays as it was: {reason}"
+
+
+class Opening(Struct, frozen=True, kw_only=True):
+    """How `round` asked its devices.
+
+    Attributes:
+        round: The round.
+        probability: The probability with which it asked each device.
+        devices: The expected number of devices that it asked, by submodel.
+    """
+
+    round: int
+    probability: float
+    devices: dict[str, float]
+
+
+class PrivateRounds:
+    """The privacy of the rounds of `coordinator`.
+
+    Each device is asked with the same probability, independently of the others, from the operating
+    system's cryptographic generator. The probability is `clients_per_round` divided by the number
+    of members, or by the expected number if fewer are members.
+
+    Raises InputError if no noise is enough for the budget.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        config = coordinator.config
+        assert config.device_privacy is not None
+        self.plan: PrivacyPlan = config.device_privacy.plan(self.probability(0), config.last_round)
+
+    def probability(self, members: int) -> float:
+        """The probability with which a round asks each of its `members`."""
+        config = self._coordinator.config
+        members = max(members, config.expected_devices)
+        wanted = config.updates_wanted(members)
+        return 1.0 if wanted is None else min(1.0, wanted / members)
+
+    def asked(self, round_: int, candidates: Sequence[Device]) -> list[str]:
+        """Draw the devices that `round_` asks, and store how it was done."""
+        coordinator, draw = self._coordinator, SystemRandom()
+        with coordinator.lock:
+            probability = self.probability(len(coordinator.rounds.present))
+            devices: dict[str, float] = {}
+            for device in candidates:
+                submodel = coordinator.submodel(device)
+                devices[submodel] = devices.get(submodel, 0.0) + probability
+        opening = Opening(round=round_, probability=probability, devices=devices)
+        coordinator.store.set_value(OPENING, encode(opening).decode())
+        return [device.id for device in candidates if draw.random() < probability]
+
+    def opening(self, round_: int) -> Opening:
+        """How `round_`, which has opened, asked its devices."""
+        opening = msgspec.json.decode(self._coordinator.store.value(OPENING) or "", type=Opening)
+        assert opening.round == round_
+        return opening
+
+    def noise(self, round_: int) -> RoundNoise:
+        """The clipping and the noise of `round_`, the open one."""
+        return self.plan.noise(self._earlier(), sum(self.opening(round_).devices.values()))
+
+    def spent(self, round_: int, within: float | None) -> SpentPrivacy:
+        """What is spent with the noise of `round_`, the open one; see `PrivacyPlan.after`."""
+        return self.plan.after(self._earlier(), self.opening(round_).probability, within)
+
+    def ends_with(self, result: RoundResult) -> bool:
+        """Whether the budget allows no round after `result`, which is not stored. Logs it if so."""
+        with self._coordinator.lock:
+            probability = self.probability(len(self._coordinator.rounds.present))
+        if self.plan.allows_another([*self._earlier(), result.privacy], probability):
+            return False
+        assert result.privacy is not None
+        logger.info(
+            "The rounds end after round %d, because another round would exceed the privacy budget: "
+            "%s.",
+            result.round,
+            result.privacy.text(),
+        )
+        return True
+
+    def _earlier(self) -> list[SpentPrivacy | None]:
+        return [result.privacy for result in self._coordinator.store.history.results()]
+
+
+class PrivateAggregation(RoundAggregation):
+    """Aggregates the clipped changes of a round with noise.
+
+    Nothing else depends on single updates: none is left out for its numbers, and none is judged.
+
+    Attributes:
+        within: The noised share of the changes within the clip, if that follows a quantile.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        store: Store,
+        held_out: Samples | None,
+        opening: Opening,
+        noise: RoundNoise,
+    ) -> None:
+        super().__init__(model, store, held_out, opening.round)
+        self._opening, self._noise = opening, noise
+        self.within: float | None = None
+
+    def run(self) -> int:
+        """Aggregate the updates. Returns how many of them are in the sum."""
+        devices = [device for device, _, _ in self._store.updates(self._round)]
+        assert isinstance(self._model, PrivateModel)  # the file refuses a site
+        updates, expected = self._read_updates(devices), self._opening.devices
+        self.within = self._model.fold_noised(updates, expected, self._round, self._noise)
+        try:
+            self._evaluate()
+        except EdgeTailorError as error:
+            for device in devices:
+                self.left_out.setdefault(device, UNUSABLE.format(reason=error))
+            self._restore_model()
+            self._evaluate()
+        return len(devices) - len(self.left_out)
+
+    def _read_updates(self, devices: Iterable[str]) -> Iterator[Update]:
+        for _, update in self._updates(set(devices)):
+            yield update
+            del update  # otherwise two updates are in memory while the next one is read
+
+    def _evaluate(self) -> None:
+        self._fold(())
+        if self.quality is not None and not is_finite(self.quality.loss):
+            raise EdgeTailorError(
+                "The loss of the noised model is {loss}. Lower `noise_multiplier` or `clip` in "
+                "[privacy], or ask more devices.",
+                code="privacy.diverged",
+                loss=self.quality.loss,
+            )
