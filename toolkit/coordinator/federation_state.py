@@ -42,8 +42,7 @@ class FederationState:
         planner: Assigns submodels to devices of `auto` kinds. None until it is ready.
         operator_token: The token in operator.token, which allows all actions.
         key: Signs the work of devices.
-        key_changes: The changes of that key, the oldest first. This list is never changed: a change
-            replaces it.
+        key_changes: The changes of `key`, the oldest first. Each change makes a new list.
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
             are still being made.
@@ -69,8 +68,7 @@ class FederationState:
         make_model: Makes the global model for changed settings; None if they cannot change now.
         try_model: Raises EdgeTailorError unless a new model can be evaluated; the round worker sets
             it.
-        secrets_due: The devices that were asked for a new secret. This mapping is never changed: a
-            change replaces it.
+        secrets_due: The devices that were asked for a new secret. Each change makes a new mapping.
         new_settings: The `NewSettings` that take effect in a later round, or None.
         wanted_model: The `WantedModel` to which the rounds go back as soon as possible, or None.
         sums: The secure sums of the open round; None if devices send their updates.
@@ -125,7 +123,7 @@ class FederationState:
         return self.store.trusted_keys.by_device.get(device) == self.key.fingerprint
 
     def note_trusted_key(self, device: str, fingerprint: str) -> None:
-        """Record that `device` trusts the key with this `fingerprint`, once keys are replaced."""
+        """Record which key `device` trusts, by its `fingerprint`, if keys were ever replaced."""
         if self.key_changes:
             self.store.trusted_keys.note(device, fingerprint)
 
@@ -146,7 +144,7 @@ class FederationState:
     def offered_bundle(self, device: Device) -> Bundle:
         """The bundle that `device` trains now; empty if there is none. The caller holds the lock.
 
-        In asynchronous rounds it may be that of an earlier round.
+        In asynchronous rounds this may be the bundle of an earlier round.
         """
         flight = self.rounds.flights.get(device.id)
         bundles = self.bundles if flight is None else self.earlier_bundles.get(flight.round, {})
@@ -165,13 +163,13 @@ class FederationState:
         return planned or kind.submodel
 
     def operator_with(self, token: str) -> Operator | None:
-        """The operator that has this token; None if it is no operator's token."""
+        """The operator with this token; None if no operator has it."""
         if secrets.compare_digest(hashed(token), hashed(self.operator_token)):
             return Operator(name=OPERATOR, role=OPERATOR, made=0.0)
         return self.store.operators.holder(token)
 
     def selected_devices(self) -> SelectedDevices | None:
-        """How many devices the open round has selected; None if no round is open, or it asks all.
+        """How many devices the open round has selected; None without one, or if it asks all.
 
         The caller holds the lock.
         """

@@ -21,7 +21,7 @@ JUDGE = "judge"
 
 
 def bar_of(coordinator: Coordinator, held_out: Samples | None) -> Bar | None:
-    """The bar for the next model; None if it is not judged.
+    """The bar for the next model; None if this model is not judged.
 
     A site is not judged, because it receives its models.
     """

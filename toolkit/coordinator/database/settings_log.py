@@ -81,7 +81,7 @@ class SettingsLog:
         return row is not None
 
     def by_round(self) -> dict[int, list[str]]:
-        """Map each round that began with changes to their texts."""
+        """The texts of changes, by the round that began with them."""
         with self._database.transaction() as db:
             return changes_by_round(db)
 
@@ -92,7 +92,7 @@ def changes_model(changes: Iterable[Change]) -> bool:
 
 
 def changes_by_round(db: sqlite3.Connection) -> dict[int, list[str]]:
-    """Map each round that began with changes to their texts."""
+    """The texts of changes, by the round that began with them."""
     texts: dict[int, list[str]] = {}
     rows = db.execute("SELECT round, key, before, after FROM settings_changes ORDER BY rowid")
     for round_, *change in rows:

@@ -97,7 +97,7 @@ class OperatorClient(CoordinatorClient):
         self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/deadline", body))
 
     def pause_rounds(self, reason: str) -> None:
-        """Let no round open. The open one ends as usual."""
+        """Let no new round open. The open round ends as usual."""
         body = msgspec.json.encode(Order(reason=reason))
         self._with_retries(lambda: self._order("POST", "/operator/rounds/pause", body))
 
@@ -172,7 +172,9 @@ class OperatorClient(CoordinatorClient):
         return self._with_retries(lambda: self._ask("GET", "/operator/key", KeyState))
 
     def rotate_key(self, fingerprint: str, days: float, reason: str) -> KeyState:
-        """Replace the coordinator's key with this `fingerprint`. Devices follow for `days`.
+        """Replace the coordinator's key, which has this `fingerprint`, by a new key.
+
+        Devices can change to the new key for `days`.
 
         Raises RefusedError if the coordinator has another key.
         """
