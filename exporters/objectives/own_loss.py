@@ -27,8 +27,7 @@ from exporters.programs.output_parts import (
     unpack,
 )
 from exporters.programs.recorded_graph import MINIMUM_BATCH
-from exporters.recording.functional_form import make_functional
-from exporters.recording.graph_cleanup import clean_up, inline_regions
+from exporters.recording.graph_cleanup import clean_up
 from exporters.recording.model_checks import check_draws_nothing, check_operators, check_sizes
 from exporters.recording.model_output import OutputForm
 from exporters.recording.replacements.replaced_functions import as_on_devices
@@ -230,9 +229,7 @@ def record_loss(
     rows = MINIMUM_BATCH + 1
     example = torch.rand(rows, *shape), torch.zeros(rows, packed_size(labels))
     try:
-        graph = exported(module, *example)
-        inline_regions(graph)
-        make_functional(graph, kept=())
+        graph = exported(module, (), *example)
         clean_up(graph)
         check_sizes(graph)
         check_operators(graph)

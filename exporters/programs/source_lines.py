@@ -42,6 +42,14 @@ def place_of_error(error: BaseException) -> str:
     return parenthesized(innermost((frame.filename, frame.lineno or 0) for frame in frames))
 
 
+def is_raised_by_user(error: BaseException) -> bool:
+    """Whether a `raise` or an `assert` in the user's own code raised `error`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not is_users(frames[-1].filename):
+        return False
+    return re.match(r"(raise|assert)\b|.*:\s*raise\b", frames[-1].line or "") is not None
+
+
 def running_line() -> str:
     """The user's line that is running, without parentheses; or empty."""
     frames = traceback.extract_stack()

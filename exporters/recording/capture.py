@@ -26,8 +26,7 @@ from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.fixed_draws import fix_draws
 from exporters.recording.fixed_sizes import shape_remedy
-from exporters.recording.functional_form import make_functional
-from exporters.recording.graph_cleanup import clean_up, inline_regions, use_first_names
+from exporters.recording.graph_cleanup import clean_up
 from exporters.recording.inputs.input_ranges import checked_range, input_range_of
 from exporters.recording.inputs.input_shapes import wrong_input_shape
 from exporters.recording.inputs.packed_inputs import check_one_input, parts_of_model, with_limits
@@ -298,7 +297,7 @@ def record_current_mode(
     """ATen graph of `model` in its current mode. Raises ModelError if it cannot be recorded."""
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
-        graph = exported(model, example)
+        graph = exported(model, kept_tensors(model), example)
     except EdgeTailorError:
         raise
     except Exception as error:  # the model's own code may raise any error
@@ -316,9 +315,6 @@ def record_current_mode(
             place=source_lines.place_of_error(error),
             remedy=shape_remedy(reason),
         ) from error
-    use_first_names(graph, tensors_by_all_names(model))
-    inline_regions(graph)
-    make_functional(graph, kept_tensors(model))
     clean_up(graph)
     describe_input(graph, input_range_of(model), parts_of_model(model))
     return graph

@@ -35,6 +35,7 @@ FILLED = {
     aten.new_empty_strided.default: aten.new_zeros.default,
 }
 """Operators that only reserve memory, each with the operator that makes zeros instead."""
+OTHER_FLOATS = (torch.float64, torch.float16, torch.bfloat16)
 STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 
 
@@ -258,7 +259,11 @@ def fold_double_constants(graph: GraphModule) -> None:
     """
     values = known_values(graph)
     insert_numbers(graph, values)
-    known = {node: v for node, v in values.items() if selects(node) and isinstance(v, Tensor)}
+    known = {
+        node: v
+        for node, v in values.items()
+        if isinstance(v, Tensor) and (selects(node) or is_short(node))
+    }
     for node in list(graph.graph.nodes):
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or any(map(writes_in_place, node.users)):
@@ -271,7 +276,7 @@ def fold_double_constants(graph: GraphModule) -> None:
             known[node] = call(*args, **kwargs)
     for number, (node, value) in enumerate(known.items()):
         of_complex = any(s in known and known[s].is_complex() for s in node.all_input_nodes)
-        kept = value.is_complex() or (value.dtype == torch.float64 and not of_complex)
+        kept = value.is_complex() or (value.dtype in OTHER_FLOATS and not of_complex)
         if not kept and not node.users.keys() <= known.keys():
             name = f"folded_constant_{number}"
             graph.register_buffer(name, value.detach().clone(), persistent=False)
@@ -320,7 +325,7 @@ def known_values(graph: GraphModule) -> dict[Node, Any]:
     """
     needed = set[Node]()
     for node in reversed(graph.graph.nodes):
-        needs = node in needed or node.target in NUMBERS or selects(node)
+        needs = node in needed or node.target in NUMBERS or selects(node) or is_short(node)
         if needs and repeats_its_result(node):
             needed |= {node, *node.all_input_nodes}
     state, known = graph.state_dict(), dict[Node, Any]()
@@ -335,6 +340,12 @@ def known_values(graph: GraphModule) -> dict[Node, Any]:
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*args, **kwargs)
     return known
+
+
+def is_short(node: Node) -> bool:
+    """Whether `node` computes a tensor of float16 or bfloat16."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in OTHER_FLOATS[1:]
 
 
 def selects(node: Node) -> bool:
@@ -368,5 +379,5 @@ def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
 
 
 def is_wide(value: Tensor) -> bool:
-    """Whether `value` has a type that devices lack: float64 or complex."""
-    return value.dtype == torch.float64 or value.is_complex()
+    """Whether `value` has a type that devices lack, such as float64, bfloat16 or complex."""
+    return value.dtype in OTHER_FLOATS or value.is_complex()

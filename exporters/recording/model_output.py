@@ -9,6 +9,7 @@ from torch import SymInt, Tensor, nn
 
 from device_agent.formats.manifest import Part
 from exporters.programs.output_parts import PREFERRED, pack_outputs
+from exporters.recording.batch_attributes import set_batch_size
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def return_packed_output(model: nn.Module, only: str | None = None) -> list[Outp
 
     # A module around the model would rename all tensors.
     def packed(x: Tensor) -> Any:
+        set_batch_size(model, x.shape[0])
         returned = forward(x)
         form = output_form(returned, x.shape[0])
         if only is not None:

@@ -60,8 +60,8 @@ def generator_states() -> tuple[object, ...]:
 def decides_at_random(line: str) -> ModelError:
     """The error for a model that chooses its operators by the random number drawn at `line`."""
     return ModelError(
-        "The model uses a random number to choose which operators it runs ({line}), as layerdrop "
-        "does. A training step must run the same operators for every batch. Set the probability to "
+        "The model uses random numbers to choose which operators it runs ({line}), as layerdrop "
+        "does, and there are too many ways through the code. Set the probability to "
         "0 in the model's configuration (layerdrop, encoder_layerdrop and decoder_layerdrop in "
         "transformers), or use stochastic depth, which multiplies with a random mask.",
         code="model.random-numbers",

@@ -16,6 +16,7 @@ from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
 from exporters.programs.sample_ranges import end_of_range, samples_in_range
 from exporters.programs.tracing import DTYPES
+from exporters.recording.batch_attributes import set_batch_size
 from exporters.recording.captured import Captured
 from exporters.recording.gradient_hooks import GradientHooks
 from exporters.recording.inputs.input_ranges import input_range_of
@@ -64,9 +65,9 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
             # Negated, so that nan is an error too.
             if not error <= RECORDING_TOLERANCE * (size + 1e-6):
                 raise ModelError(
-                    "The recorded model has a different {what} than the model itself. Hooks, an "
-                    "embedding's max_norm and a custom backward pass cannot be exported; remove "
-                    "them.",
+                    "The recorded model has a different {what} than the model itself. Hooks that "
+                    "change gradients, an embedding's max_norm and a custom backward pass cannot "
+                    "be exported; remove them.",
                     code="model.recording-differs",
                     what=what,
                 )
@@ -111,7 +112,7 @@ def check_padded_length(model: nn.Module, x: Tensor) -> None:
     for context in (sorted_packing(), sorted_packing(longer=True), replaced_functions()):
         try:
             with context:
-                returned = twin_of(model).eval()(x)
+                returned = sized(twin_of(model).eval(), x)(x)
                 outputs.append(output_form(returned, len(x)).pack(returned))
         except Exception:  # the user's code may raise anything
             outputs.append(None)
@@ -248,7 +249,7 @@ def check_ids(model: nn.Module, captured: Captured) -> None:
     for x in tried:
         try:
             with torch.no_grad(), SeededBernoulli(0):
-                twin_of(model).eval()(x)
+                sized(twin_of(model).eval(), x)(x)
         except Exception as error:  # the user's code may raise anything
             if is_wrong_id(error):
                 raise wrong_ids(error, bool(captured.input_range)) from error
@@ -292,7 +293,7 @@ def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
     """The outputs of `model` for `x` as one tensor. Raises ModelError unless finite and float32."""
     try:
         with SeededBernoulli(0), uniform_draws(), as_on_devices():
-            output = outputs.pack(model(x))
+            output = outputs.pack(sized(model, x)(x))
     except Exception as error:  # the user's code may raise anything
         if is_wrong_id(error):
             raise wrong_ids(error, bool(input_range_of(model))) from error
@@ -306,6 +307,12 @@ def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
     assert isinstance(output, Tensor)
     check_finite(output, "output")
     return output
+
+
+def sized(model: nn.Module, x: Tensor) -> nn.Module:
+    """`model`, a copy, with the number of samples of `x` in attributes such as `batch_size`."""
+    set_batch_size(model, len(x))
+    return model
 
 
 def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:

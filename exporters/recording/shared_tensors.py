@@ -6,9 +6,14 @@ know such a tensor only by its first name.
 
 import copy
 from collections.abc import Container, Mapping
+from types import CellType, FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+COPIED = (nn.Module, Tensor, list, dict)
+"""Objects that functions inside a model may read, and that a copy of the model has copies of."""
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -64,7 +69,50 @@ def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
     scripted = {id(v): v for v in attributes if isinstance(v, torch.jit.ScriptFunction)}
     # Neither can computed weights, which torch.nn.utils.weight_norm computes again for each run.
     computed = {id(v): v.detach() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
-    return copy.deepcopy(model, memo={**parameters, **scripted, **computed})
+    memo: dict[int, Any] = {**parameters, **scripted, **computed}
+    twin = copy.deepcopy(model, memo=memo)
+    for module in twin.modules():
+        bind_functions(vars(module), memo)
+    return twin
+
+
+def bind_functions(space: dict[Any, Any], copies: Mapping[int, Any]) -> None:
+    """Let functions in `space`, such as hooks, read the `copies` of what they read by a closure.
+
+    `copy.deepcopy` does not copy functions.
+    """
+    for name, value in space.items():
+        if isinstance(value, FunctionType):
+            space[name] = bound(value, copies)
+        elif isinstance(value, dict) and str(name).endswith("_hooks"):
+            bind_functions(value, copies)
+
+
+def bound(function: FunctionType, copies: Mapping[int, Any]) -> FunctionType:
+    """A copy of `function` that reads the `copies` of objects, which have the objects' ids."""
+
+    def copy_of(value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return bound(value, copies)
+        return copies.get(id(value), value) if isinstance(value, COPIED) else value
+
+    try:
+        read = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a variable without a value
+        return function
+    given = function.__defaults__ or ()
+    cells, defaults = [copy_of(value) for value in read], tuple(map(copy_of, given))
+    if all(a is b for a, b in zip((*read, *given), (*cells, *defaults), strict=True)):
+        return function
+    twin = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        defaults or None,
+        tuple(map(CellType, cells)),
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
 
 
 def kept_tensors(model: nn.Module) -> set[str]:

@@ -2,8 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from io import StringIO
 
 import torch
@@ -17,8 +17,18 @@ from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.programs.torch_internals import lines_of_users, without_layouts
+from exporters.recording.decisions import (
+    LARGEST_NUMBER,
+    LARGEST_SIZE,
+    Decisions,
+    TooManyPaths,
+    all_paths,
+)
 from exporters.recording.fixed_sizes import FixedSizes, fixed_batch_error
+from exporters.recording.functional_form import make_functional
+from exporters.recording.graph_cleanup import inline_regions, use_first_names
 from exporters.recording.known_values import KnownValues
+from exporters.recording.merged_paths import NotMerged, merged
 from exporters.recording.model_checks import check_vmap, reads_number
 from exporters.recording.random_draws import (
     RandomDraws,
@@ -31,10 +41,12 @@ from exporters.recording.replacements.complex_context import ComplexPairs
 from exporters.recording.replacements.custom_gradients import recorded_functions
 from exporters.recording.replacements.fourier import FOURIER
 from exporters.recording.replacements.index_forms import integers_stay_tensors
+from exporters.recording.replacements.masked_values import MaskedValues
+from exporters.recording.replacements.python_functions import python_functions
 from exporters.recording.replacements.recorded_forms import FORMS
 from exporters.recording.replacements.replaced_functions import replaced_functions
-from exporters.recording.replacements.symbolic_length import symbolic_len
 from exporters.recording.replacements.uniform_draws import uniform_draws
+from exporters.recording.shared_tensors import tensors_by_all_names
 from exporters.recurrence.lstm_recording import lstm_shapes_only
 from profiles.errors import EdgeTailorError, ModelError
 
@@ -62,27 +74,58 @@ def recording_context() -> Iterator[None]:
         yield
 
 
-def exported(module: nn.Module, *example: Tensor) -> GraphModule:
+def exported(module: nn.Module, kept: Collection[str], *example: Tensor) -> GraphModule:
     """The ATen graph of `module` for any number of rows of the `example`.
+
+    The graph writes in place only into own tensors of the module. If the code decides by values,
+    the graph computes both ways and chooses.
+
+    Args:
+        module: The module; it stays unchanged.
+        kept: The names of the own tensors that may change.
+        example: Its inputs.
 
     Raises:
         ModelError: No graph can express the code, and the reason is known. Other errors of the code
             and of torch are raised unchanged.
     """
-    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
     draws, sizes, values = RandomDraws(), FixedSizes(), KnownValues(module)
+    lines: list[str] = []
 
-    def record() -> torch.export.ExportedProgram:
-        with recording_context(), symbolic_len(module), sizes.noting(), draws, values:
-            return torch.export.export(
-                module, example, dynamic_shapes=tuple({0: batch} for _ in example), strict=False
-            )
+    def record(decisions: Decisions) -> GraphModule:
+        graph = traced(module, example, decisions, draws, sizes, values)
+        lines.extend(decisions.lines)
+        use_first_names(graph, tensors_by_all_names(module))
+        inline_regions(graph)
+        make_functional(graph, kept)
+        return graph
 
     try:
-        program = record()
-    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
+        paths = all_paths(module, record)
+        if not lines:
+            return paths[0].graph
+        return merged(paths, set(tensors_by_all_names(module)))
+    except TooManyPaths as error:
         if draws.line:
             raise decides_at_random(draws.line) from error
+        raise ModelError(
+            "The model's Python code decides by values{place}, and there are too many ways "
+            "through the code: more than {limit}, or more than {size:,} operators. Choose with "
+            "torch.where, and give loops a fixed number of iterations.",
+            code="model.data-dependent-code",
+            place=source_lines.parenthesized(error.line),
+            limit=LARGEST_NUMBER,
+            size=LARGEST_SIZE,
+        ) from error
+    except NotMerged as error:
+        raise ModelError(
+            "The model's Python code decides by values that it computes from the samples{place}, "
+            "and a graph cannot choose between the results. Give both ways results of the same "
+            "shape, run the same batch norms on both, or choose with torch.where.",
+            code="model.data-dependent-code",
+            place=source_lines.parenthesized(lines[0]),
+        ) from error
+    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
         place = source_lines.place_of_error(error)
         if values.number and place == source_lines.parenthesized(values.number):
             raise reads_number(place) from error
@@ -93,6 +136,32 @@ def exported(module: nn.Module, *example: Tensor) -> GraphModule:
             code="model.data-dependent-code",
             place=place,
         ) from error
+
+
+def traced(
+    module: nn.Module,
+    example: tuple[Tensor, ...],
+    decisions: Decisions,
+    draws: RandomDraws,
+    sizes: FixedSizes,
+    values: KnownValues,
+) -> GraphModule:
+    """Run torch.export once, with these `decisions`. Raises errors like `exported`."""
+    batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
+
+    def record() -> torch.export.ExportedProgram:
+        contexts = recording_context(), python_functions(module), sizes.noting(), draws, decisions
+        with ExitStack() as stack:
+            for context in (*contexts, values, MaskedValues()):
+                stack.enter_context(context)
+            return torch.export.export(
+                module, example, dynamic_shapes=tuple({0: batch} for _ in example), strict=False
+            )
+
+    try:
+        program = record()
+    except (GuardOnDataDependentSymNode, DataDependentOutputException):
+        raise
     except Exception as error:  # the user's code may raise any error
         raise_if_interrupted(error)
         if isinstance(error, EdgeTailorError):  # from joined inputs or replaced functions

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from exporters.programs import source_lines
@@ -243,18 +244,10 @@ def numpy_array(*_: Any, **__: Any) -> NoReturn:
 
 
 def formatted(func: Any, x: Tensor, spec: str) -> str:
-    """`format` of a tensor.
-
-    Raises ModelError if the text would have the value, as in `f"{x:.2f}"`.
-    """
-    if not spec or x.dim():
+    """`format` of a tensor, as in `f"{x:.2f}"`. A recording has no values: it writes nan."""
+    if not isinstance(x, FakeTensor) or not spec or x.dim():
         return str(func(x, spec))
-    raise ModelError(
-        "The model writes the value of a tensor into a text{place}, and a recording has no values. "
-        "Leave the text out, or write it only `if not torch.compiler.is_exporting()`.",
-        code="model.data-dependent-code",
-        place=called_place(),
-    )
+    return format(math.nan, spec.replace("d", "f"))
 
 
 def called_place() -> str:

@@ -167,6 +167,7 @@ RECORDED_ELSEWHERE = (
 """The replaced functions of these are in other rows, or in those of test_operator_support.py."""
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("name", half_quick(some_long(TRANSFORMS, *RECORDED_ELSEWHERE)))
 def test_models_are_recorded(name: str) -> None:
     captured = capture(Model(TRANSFORMS[name]), (3, 8))

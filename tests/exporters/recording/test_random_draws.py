@@ -18,17 +18,18 @@ SHAPE = (4,)
 class Skipping(nn.Module):
     """Layers of which each is skipped with some probability, as layerdrop does."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, layers: int = 7) -> None:
         super().__init__()
         self.rate = rate
-        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(layers)])
+        self.last = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             drawn = torch.rand([]) if self.training else torch.ones([])
             if self.rate == 0 or drawn >= self.rate:
                 x = layer(x)
-        return x
+        return self.last(x)
 
 
 class Masking(nn.Module):
@@ -49,6 +50,7 @@ def test_layers_that_are_skipped_at_random() -> None:
     assert "drawn = torch.rand([])" in str(caught.value.values["line"])
     assert "Set the probability to 0" in str(caught.value)
     capture(Skipping(0.0), SHAPE)
+    capture(Skipping(0.5, layers=2), SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +120,9 @@ def test_a_toss_by_python_is_named_and_one_by_torch_is_recorded(
     capture(Forced(lambda x, own: torch.where(torch.rand(()) < 0.5, x, own)), SHAPE)
 
 
-def test_a_decision_by_samples_is_not_called_random() -> None:
+def test_a_decision_by_samples_is_recorded_beside_draws() -> None:
     class Deciding(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input if input.sum() > 0 else -input)
 
-    with refused("model.data-dependent-code"):
-        capture(Deciding(4, 3), SHAPE)
+    assert "aten.where" in str(capture(Deciding(4, 3), SHAPE).training.graph)

@@ -1,0 +1,136 @@
+"""Replaces Python's `len`, `int` and `float` in a model's code: they return fixed numbers.
+
+The length of a batch becomes a size that depends on the batch. The number of a recorded tensor
+stays a tensor, and a quotient of sizes, as in `int(x.shape[0] / 4)`, stays a size.
+"""
+
+import ast
+import builtins
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import SymFloat, SymInt, Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from exporters.programs.torch_internals import replaced
+from exporters.recurrence.replacements import LOCK
+
+OTHERS = ("torch", "builtins")
+"""Packages whose code never takes the length of a batch."""
+
+
+def length(value: Any) -> Any:
+    """`len(value)`. For a batch, it is a size that depends on the batch."""
+    if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], torch.SymInt):
+        return value.shape[0]
+    return builtins.len(value)
+
+
+class OfType(type):
+    """The type of classes that stand for a type of Python's numbers."""
+
+    own: type
+
+    def __instancecheck__(cls, value: object) -> bool:
+        """Whether `value` is of the type that the class stands for."""
+        return isinstance(value, cls.own)
+
+
+class Integer(metaclass=OfType):
+    """Stands for `int` in the code of a model."""
+
+    own = int
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        """`int(value)`; a tensor for a recorded tensor, and a size for a quotient of sizes."""
+        value = given[0] if given else 0
+        if isinstance(value, SymInt | SymFloat):
+            return torch.sym_int(value)  # type: ignore[no-untyped-call]
+        number = value.item() if isinstance(value, FakeTensor) else value
+        if isinstance(number, Tensor):
+            return number.to(torch.int64)
+        return int(number, *given[1:], **named)
+
+
+class Float(metaclass=OfType):
+    """Stands for `float` in the code of a model."""
+
+    own = float
+
+    def __new__(cls, *given: Any) -> Any:
+        """`float(value)`; a tensor for a recorded tensor."""
+        value = given[0] if given else 0
+        if isinstance(value, SymInt | SymFloat):
+            return torch.sym_float(value)  # type: ignore[no-untyped-call]
+        number = value.item() if isinstance(value, FakeTensor) else value
+        return number.to(torch.float32) if isinstance(number, Tensor) else float(number)
+
+
+def divide(size: SymInt, other: Any) -> Any:
+    """`size / other`; it stays a size if it is a whole number for every batch."""
+    whole = isinstance(other, int | float) and other and other == int(other)
+    if whole and (size.node.expr / int(other)).as_coeff_Mul()[0].is_Integer:
+        return size // int(other)
+    return TRUE_DIVISION(size, other)  # type: ignore[no-untyped-call]
+
+
+TRUE_DIVISION = SymInt.__truediv__
+FUNCTIONS = {"len": length, "int": Integer, "float": Float}
+"""What stands for each function."""
+
+
+@contextmanager
+def python_functions(model: nn.Module) -> Iterator[None]:
+    """Context in which the modules with the code of `model` use FUNCTIONS in place of Python's.
+
+    Python's own functions are not replaced, because Python calls them far too often.
+    """
+    classes = {base for layer in model.modules() for base in type(layer).__mro__}
+    names = {base.__module__ for base in classes if base.__module__.split(".")[0] not in OTHERS}
+    with LOCK:
+        modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+        changed = [
+            (vars(module), name)
+            for module in modules
+            for name in FUNCTIONS
+            if name not in vars(module) and only_calls(getattr(module, "__file__", None), name)
+        ]
+        for space, name in changed:
+            space[name] = FUNCTIONS[name]
+        try:
+            with replaced([(SymInt, "__truediv__", divide)]):
+                yield
+        finally:
+            for space, name in changed:
+                del space[name]
+
+
+@cache
+def only_calls(file: str | None, name: str) -> bool:
+    """Whether the code in `file` uses the type `name` only to convert and to check values.
+
+    It may also be a type of elements, as in `torch.zeros(3, dtype=int)`.
+    """
+    if name == "len":
+        return True
+    try:
+        tree = ast.parse(Path(file or "").read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    fine = set[ast.AST]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            is_check = isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+            fine |= {
+                node.func,
+                *(part for arg in node.args[1:] for part in ast.walk(arg) if is_check),
+            }
+        types = (getattr(node, "annotation", None), getattr(node, "returns", None))
+        fine |= {part for kind in types if kind is not None for part in ast.walk(kind)}
+    uses = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name)
+    return all(node in fine for node in uses)
