@@ -69,14 +69,19 @@ def affine_grid(func: Any, theta: Tensor, size: Sequence[int], align_corners: bo
     if len(size) != 4:
         return func(theta, size, align_corners)
     high, wide = (int(n) for n in size[2:])
-    rows, columns = (centers(n, align_corners) for n in (high, wide))
-    points = [[x, y, 1.0] for y in rows for x in columns]
-    base = constant(points, torch.float32).to(theta)
+    # The numbers of pixels are exact in every type; a constant of positions would be rounded.
+    pixels = constant([[x, y, 1] for y in range(high) for x in range(wide)], torch.float32)
+    (scale_x, start_x), (scale_y, start_y) = (centers(n, align_corners) for n in (wide, high))
+    x, y, one = pixels.to(theta).unbind(1)
+    base = torch.stack([x * scale_x + start_x, y * scale_y + start_y, one], 1)
     return (base @ theta.transpose(1, 2)).reshape(-1, high, wide, 2)
 
 
-def centers(count: int, align_corners: bool) -> list[float]:
-    """Positions of `count` pixels between -1 and 1; with `align_corners`, the first is at -1."""
+def centers(count: int, align_corners: bool) -> tuple[float, float]:
+    """Distance and first position of `count` pixels between -1 and 1.
+
+    With `align_corners`, the first pixel is at -1.
+    """
     if align_corners:
-        return [2 * n / (count - 1) - 1 for n in range(count)] if count > 1 else [0.0]
-    return [(2 * n + 1) / count - 1 for n in range(count)]
+        return (2 / (count - 1), -1.0) if count > 1 else (0.0, 0.0)
+    return 2 / count, 1 / count - 1

@@ -82,6 +82,8 @@ def clean_up(graph: GraphModule) -> None:
             node.target = aten.detach.default
         if node.target is aten.rms_norm.default:
             fix_eps(node)
+        if node.target is aten.clamp.default:
+            float_bounds(node)
         if node.target is aten.linear.default:
             add_bias_of_vector(graph, node)
         guard = node.op == "call_module" and node.target == "_guards_fn"
@@ -197,6 +199,13 @@ def fix_eps(norm: Node) -> None:
     value, sizes, weight, eps = (*norm.args, None, None)[:4]
     if eps is None and "eps" not in norm.kwargs:
         norm.args = (value, sizes, weight, torch.finfo(torch.float32).eps)
+
+
+def float_bounds(clamp: Node) -> None:
+    """Make the bounds of `clamp` floats, as its tensor is; ONNX wants both of one type."""
+    if clamp.meta["val"].is_floating_point():
+        value, *bounds = clamp.args
+        clamp.args = value, *(float(b) if isinstance(b, int) else b for b in bounds)
 
 
 def add_bias_of_vector(graph: GraphModule, linear: Node) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from exporters.tflite.elementwise import ADD, broadcast
+from exporters.tflite.elementwise import ADD, apply, broadcast, where
 from exporters.tflite.flatbuffer import Size, Tensor
 from exporters.tflite.lowering import Lowering, LoweringRules
 from exporters.tflite.tensor_layouts import UnsupportedError, Value
@@ -74,15 +74,32 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """`x` with `values` added at the positions `indices` of adjacent axes.
+    """`x` with `values` at the positions `indices` of adjacent axes, or with `values` added there.
 
-    SCATTER_ND adds up values at equal positions. SCATTER_ND needs int32 positions, and starts from
-    zeros.
+    SCATTER_ND adds up values at equal positions. So without `accumulate`, no position may occur
+    twice; a second SCATTER_ND finds the positions that keep `x`.
     """
     axes = [axis for axis, given in enumerate(indices) if given is not None]
-    if not accumulate or axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("index_put that replaces elements or whose axes are not adjacent")
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        raise UnsupportedError("index_put with indices of axes that are not adjacent")
     given = [value for value in indices if value is not None]
+    written = scattered(lowering, x, axes, given, values)
+    if accumulate:
+        return ADD(lowering, x, written)
+    one = lowering.scalar(1, values.tensor.dtype)
+    hits = scattered(lowering, x, axes, given, one)
+    return where(
+        lowering, apply(lowering, "EQUAL", [hits, one], "EqualOptions", "bool"), written, x
+    )
+
+
+def scattered(
+    lowering: Lowering, x: Value, axes: Sequence[int], given: Sequence[Value], values: Value
+) -> Value:
+    """Zeros of the shape of `x`, with `values` added at the positions `given` of `axes`.
+
+    SCATTER_ND needs int32 positions.
+    """
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     order = [*axes, *others]
     shape = broadcast([v.shape for v in given], max(len(v.shape) for v in given))
@@ -102,16 +119,14 @@ def index_put(
     whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(full_shape)
     inner = list(range(axes[0], axes[0] + len(shape)))
     whole = whole.permuted([*inner, *(n for n in range(len(full_shape)) if n not in inner)])
-    added = lowering.emit(
+    sums = lowering.emit(
         "SCATTER_ND",
         [positions, lowering.dense(whole), lowering.sizes(target)],
         target,
         "ScatterNdOptions",
         values.tensor.dtype,
     )
-    return ADD(
-        lowering, x, Value.plain(added).permuted([order.index(n) for n in range(len(order))])
-    )
+    return Value.plain(sums).permuted([order.index(n) for n in range(len(order))])
 
 
 def index_select(lowering: Lowering, x: Value, axis: int, indices: Value) -> Value:

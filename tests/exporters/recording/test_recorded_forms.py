@@ -376,7 +376,7 @@ def test_dropout_of_predictions_is_refused() -> None:
     [
         lambda h: torch.stack([row * 2 for row in h]),
         lambda h: torch.stack([h[row] * 2 for row in range(h.shape[0])]),
-        lambda h: h.view(int(h.size(0)), -1),
+        lambda h: h.view(h.size(0).__int__(), -1),
     ],
     ids=["rows", "numbers of rows", "integer"],
 )
@@ -415,6 +415,7 @@ def test_code_that_reads_values_is_refused_with_a_remedy(
 def test_the_length_of_a_batch_is_a_size_in_the_modules_of_the_model() -> None:
     builtin = len
     capture(Between(lambda h: h.view(len(h), -1), only_training=False), (6,))
+    capture(Between(lambda h: h.view(int(h.size(0)), -1), only_training=False), (6,))
     assert len is builtin
     with refused("model.fixed-batch") as caught:
         capture(Between(lambda h: h.view(h.__len__(), -1), only_training=False), (6,))
