@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import UnsetType
 
+from device_agent.formats.evaluation_counts import EvaluationCounts, LocalEvaluation
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.protocol.secure_sums import SecureTerms
 from device_agent.formats.update import UpdateRecord
@@ -20,6 +22,14 @@ from profiles.errors import UpdateError
 
 COUNTS = 6
 """Devices, samples, samples * steps, samples * first and last loss, and clipped elements."""
+EVALUATED = 8
+"""For each of the received and the trained model: devices that evaluated it, samples, labels, how
+many devices count correct labels, correct labels, loss, how many devices sum absolute errors, and
+absolute errors."""
+PARTS_OF_COUNTS = PARTS * (COUNTS + 2 * EVALUATED)
+MOST_COUNT, MOST_SUM = 2**46, 2.0**36
+SUM_SCALE = 1 << 10
+"""Sums of losses and errors are rounded to this part of one, and clipped to MOST_SUM."""
 MOST_LOSS = 1e3
 """Losses are clipped to this size: sums of samples * loss stay below 2^63."""
 LOSS_SCALE = 1 << 16
@@ -39,6 +49,9 @@ class GroupMean:
         loss_last: The same for the last epoch.
         clipped: How many numbers of updates were clipped.
         changes: The mean change of each tensor, weighted by samples, float64.
+        evaluating: How many devices evaluated the models.
+        before: The sums of their counts of the received model; None if no device evaluated.
+        after: The same for the models after local training.
     """
 
     devices: int
@@ -48,11 +61,14 @@ class GroupMean:
     loss_last: float
     clipped: int
     changes: dict[str, np.ndarray]
+    evaluating: int
+    before: EvaluationCounts | None
+    after: EvaluationCounts | None
 
 
 def elements(table: Sequence[TensorEntry]) -> int:
     """The number of 32-bit numbers in the vector of an update with these tensors."""
-    return sum(math.prod(entry.shape) for entry in table) + COUNTS * PARTS
+    return sum(math.prod(entry.shape) for entry in table) + PARTS_OF_COUNTS
 
 
 def update_vector(
@@ -90,8 +106,48 @@ def update_vector(
         for loss in (record.loss_first, record.loss_last)
     ]
     steps = samples * min(record.steps, MOST_STEPS)
-    vector[start:] = encoded_counts([1, samples, steps, *losses, clipped])
+    vector[start:] = encoded_counts(
+        [1, samples, steps, *losses, clipped, *_evaluation_counts(record.evaluation)]
+    )
     return vector
+
+
+def _evaluation_counts(evaluation: LocalEvaluation | UnsetType) -> list[int]:
+    """The counts of both models; zeros if the device has not evaluated them."""
+    if isinstance(evaluation, UnsetType):
+        return [0] * (2 * EVALUATED)
+    found = []
+    for counts in (evaluation.before, evaluation.after):
+        absolute = counts.absolute_sum
+        found += [
+            1,
+            min(counts.samples, MOST_COUNT),
+            min(counts.counted, MOST_COUNT),
+            int(counts.correct is not None),
+            min(counts.correct or 0, MOST_COUNT),
+            _fixed(counts.loss_sum),
+            int(absolute is not None),
+            _fixed(absolute or 0.0),
+        ]
+    return found
+
+
+def _fixed(number: float) -> int:
+    return round(SUM_SCALE * min(max(number, -MOST_SUM), MOST_SUM))
+
+
+def _evaluation_sums(counts: Sequence[int]) -> EvaluationCounts | None:
+    """The sums of one model; None if no device evaluated it, or if they are impossible."""
+    devices, samples, labels, counting, correct, loss, summing, absolute = counts
+    known = EvaluationCounts(
+        samples=samples,
+        counted=labels,
+        correct=correct if counting == devices else None,
+        loss_sum=loss / SUM_SCALE,
+        absolute_sum=absolute / SUM_SCALE if summing == devices else None,
+    )
+    possible = 0 < devices <= samples and 0 <= (known.correct or 0) <= labels and labels > 0
+    return known if possible else None
 
 
 def group_mean(
@@ -109,7 +165,8 @@ def group_mean(
     Raises:
         UpdateError: The counts are impossible: a device has sent something else than its update.
     """
-    counted, samples, steps, first, last, clipped = decoded_counts(total[-COUNTS * PARTS :])
+    counts = decoded_counts(total[-PARTS_OF_COUNTS:])
+    counted, samples, steps, first, last, clipped = counts[:COUNTS]
     if counted != devices or not devices <= samples <= devices * terms.most_samples:
         raise UpdateError(
             "A secure sum of {devices} devices counts {counted} devices and {samples} samples, "
@@ -134,4 +191,7 @@ def group_mean(
         loss_last=last / LOSS_SCALE / samples,
         clipped=clipped,
         changes=changes,
+        evaluating=counts[COUNTS],
+        before=_evaluation_sums(counts[COUNTS : COUNTS + EVALUATED]),
+        after=_evaluation_sums(counts[COUNTS + EVALUATED :]),
     )

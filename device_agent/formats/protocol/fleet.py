@@ -73,6 +73,7 @@ class FederatedEvaluation(KindEvaluation):
 
     In `mean_accuracy` and `mean_loss` each device counts once, whatever its number of samples.
     `worst_accuracy` and `worst_loss` are means over the tenth of the devices with the worst figure.
+    Under secure aggregation these four are None, and `kinds` has submodels as keys.
     `kinds` has the pooled figures of each kind of devices. A kind with a reduced submodel judges
     the reduced model. `classes` has the number of labels and of correct predictions of each class,
     over the `reporting_classes` devices that report them.
@@ -90,13 +91,15 @@ class FederatedEvaluation(KindEvaluation):
     def text(self) -> str:
         """The main figures in one line."""
         received = _figures(self.accuracy, self.loss)
-        worst = _figures(self.worst_accuracy, self.worst_loss or 0.0)
+        worst = ""
+        if self.worst_loss is not None:
+            worst = f" (worst tenth: {_figures(self.worst_accuracy, self.worst_loss)})"
         trained = ""
         if self.trained_loss is not None:
             trained = f"; after local training {_figures(self.trained_accuracy, self.trained_loss)}"
         received += further_text(self)
         on = "1 device" if self.devices == 1 else f"{self.devices:,} devices"
-        return f"{received} on {on} (worst tenth: {worst}){trained}"
+        return f"{received} on {on}{worst}{trained}"
 
 
 class Measured(Protocol):

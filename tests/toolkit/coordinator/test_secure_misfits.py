@@ -59,7 +59,7 @@ def test_a_file_with_secure_sums(tmp_path: Path) -> None:
         ({"aggregation": 'weights = "uniform"'}, "most_samples = 1"),
         ({"aggregation": 'factors = "act"'}, 'factors = "act"'),
         ({"aggregation": "bounds = true"}, "needs bounds = false"),
-        ({"evaluation": "share = 0.2"}, "`share` of [evaluation]"),
+        ({"evaluation": "share = 0.2\nby_class = true"}, "`by_class` of [evaluation]"),
         ({"training": "masked = true"}, "masked = true"),
         ({"privacy": "clip = 1.0\nnoise_multiplier = 1.0"}, "not possible yet"),
         ({"privacy": "smallest_group = 2"}, "smallest_group"),

@@ -31,7 +31,12 @@ from toolkit.coordinator.closing.round_aggregation import (
     Samples,
     current_state,
 )
-from toolkit.coordinator.closing.secure_closing import ClosedSums, SumAggregation, close_sums
+from toolkit.coordinator.closing.secure_closing import (
+    ClosedSums,
+    SumAggregation,
+    close_sums,
+    summed_evaluation,
+)
 from toolkit.coordinator.closing.untrainable_model import go_back, go_back_as_wanted, is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.database.device_registry import hashed, label
@@ -398,6 +403,8 @@ class RoundWorker:
         # In asynchronous rounds, some devices have received an earlier model.
         of_newest = [c for d, c in trusted.items() if not folding.staleness.get(d)]
         figure = federated_evaluation(round_, of_newest)
+        if sums is not None:
+            figure = summed_evaluation(round_, sums.groups)
         staleness = _by_staleness(folding)
         result = self._result(round_, updates, folding.left_out, folding.limited, staleness)
         if self._private is not None and isinstance(folding, PrivateAggregation):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file
 
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, uploaded
+from device_agent.formats.protocol.fleet import FederatedEvaluation
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from device_agent.privacy.secret_sum import SecretSum
 from device_agent.privacy.summed_updates import GroupMean, elements, group_mean
@@ -18,6 +20,7 @@ from profiles.text_formatting import counted
 from toolkit.aggregation.update_validation import is_variance
 from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
 from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.rounds.upload_validation import Update
 
 TICK_S = 0.5
@@ -168,6 +171,32 @@ def mean_update(
         file=fingerprint(b""),
     )
     return record, tensors
+
+
+def summed_evaluation(round_: int, groups: Mapping[str, GroupUpdate]) -> FederatedEvaluation | None:
+    """How the devices of `groups` judge the model that they received in round `round_`.
+
+    There are pooled figures only: nobody knows the figures of one device. `kinds` has submodels as
+    keys. Returns None if no device has evaluated the model.
+    """
+    known = {
+        submodel: DeviceCounts(submodel, group.mean.before, group.mean.after)
+        for submodel, group in groups.items()
+        if group.mean.before is not None
+    }
+    pooled = federated_evaluation(round_, list(known.values()))
+    if pooled is None:
+        return None
+    devices = {submodel: groups[submodel].mean.evaluating for submodel in known}
+    return replace(
+        pooled,
+        devices=sum(devices.values()),
+        mean_accuracy=None,
+        mean_loss=None,
+        worst_accuracy=None,
+        worst_loss=None,
+        kinds={s: replace(own, devices=devices[s]) for s, own in pooled.kinds.items()},
+    )
 
 
 class SumAggregation(RoundAggregation):

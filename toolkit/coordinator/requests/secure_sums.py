@@ -20,6 +20,7 @@ from device_agent.privacy.summed_updates import elements
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import RefusalError, conflict, unusable
+from toolkit.coordinator.rounds.poll_interval import LONGEST_S
 from toolkit.coordinator.rounds.upload_validation import expected_tensors
 
 COMES = "secure sum"
@@ -27,8 +28,9 @@ COMES = "secure sum"
 replaced, for example after a restart of the device, until the round closes."""
 ASK_AGAIN_S = 0.25
 """How soon a device of a small fleet asks again for its next step, in seconds."""
-REQUESTS_PER_S = 200
-"""The most requests in a second of all devices that wait for their next step."""
+REQUESTS_PER_S, WAITING_PER_S = 200, 40
+"""The most requests in a second of all devices that wait for their next step, and of those that
+wait for the end of the round."""
 
 
 class SecureSums(FederationState):
@@ -144,8 +146,12 @@ class SecureSums(FederationState):
         )
 
     def _paced(self, step: SecureStep) -> SecureStep:
-        soon = max(ASK_AGAIN_S, len(self.rounds.devices) / REQUESTS_PER_S)
-        return step if step.step != "wait" else replace(step, ask_again_s=soon)
+        if step.step != "wait":
+            return step
+        begun = self.sums is not None and self.sums.has_begun
+        rate = REQUESTS_PER_S if begun else WAITING_PER_S
+        soon = min(max(ASK_AGAIN_S, len(self.rounds.devices) / rate), LONGEST_S)
+        return replace(step, ask_again_s=soon)
 
     def _manifest(self, device: Device) -> bytes:
         """The manifest of the bundle that `device` trains. The caller holds the lock."""

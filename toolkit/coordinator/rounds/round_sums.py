@@ -51,6 +51,7 @@ class RoundSums:
     Attributes:
         running: The sums of the closed round, by submodel.
         too_small: Why a submodel has no sum, by submodel.
+        has_begun: Whether the round has closed, so that no more keys are taken.
     """
 
     def __init__(self, terms: SecureTerms) -> None:
@@ -58,14 +59,14 @@ class RoundSums:
         self._offers: dict[str, tuple[str, SecureMember]] = {}
         self.running: dict[str, RunningSum] = {}
         self.too_small: dict[str, str] = {}
-        self._has_begun = False
+        self.has_begun = False
 
     def offer(self, submodel: str, member: SecureMember) -> bool:
         """Note the keys of a device that has trained `submodel`; they replace earlier ones.
 
         Returns False if the sums have begun.
         """
-        if self._has_begun:
+        if self.has_begun:
             return False
         self._offers[member.device] = submodel, member
         return True
@@ -81,7 +82,7 @@ class RoundSums:
 
         `sign` makes the coordinator's signature of a group.
         """
-        self._has_begun = True
+        self.has_begun = True
         self._offers = {d: offer for d, offer in self._offers.items() if d in devices}
         groups: dict[str, list[SecureMember]] = {}
         for submodel, member in self._offers.values():
@@ -125,7 +126,7 @@ class RoundSums:
             return None
         running = self._running(device)
         if running is None:
-            step: Step = "over" if self._has_begun else "wait"
+            step: Step = "over" if self.has_begun else "wait"
             return SecureStep(step=step, round=round_)
         if running.failure is not None:
             return SecureStep(step="wait", round=round_)
@@ -140,7 +141,7 @@ class RoundSums:
 
     def clear(self) -> None:
         """Forget the keys and sums, because a round opens."""
-        self._offers, self.running, self.too_small, self._has_begun = {}, {}, {}, False
+        self._offers, self.running, self.too_small, self.has_begun = {}, {}, {}, False
 
     def devices_of(self, submodel: str) -> list[str]:
         """The devices that have offered keys for `submodel`."""
