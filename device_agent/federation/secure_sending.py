@@ -25,6 +25,7 @@ from device_agent.formats.tensor_files import read_tensors
 from device_agent.formats.update import read_update
 from device_agent.privacy.secret_sharer import SecretSharer
 from device_agent.privacy.summed_updates import update_vector
+from device_agent.training.batching import round_seed
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,9 @@ class SecureSending(NamedTuple):
         received: Mapping[str, np.ndarray] = read_tensors(
             self.folder.bundle / WEIGHTS, [entry.name for entry in record.tensors]
         )
-        vector = update_vector(record, trained, received, terms, members, self.seed + round_)
+        # Devices may have the same seed: their roundings must not be the same.
+        seed = [round_seed(self.seed, round_), *self.folder.member().device.encode()]
+        vector = update_vector(record, trained, received, terms, members, seed)
         data = sharer.masked(step.shares, vector).astype("<u4", copy=False).tobytes()
         self.folder.masked.write_bytes(data)
         self.client.send_tensors(round_, self.folder.masked)

@@ -77,7 +77,7 @@ def update_vector(
     received: Arrays,
     terms: SecureTerms,
     devices: int,
-    seed: int,
+    seed: int | Sequence[int],
 ) -> np.ndarray:
     """The vector of an update in a group of `devices`, before its masks.
 
