@@ -109,11 +109,10 @@ def die_at(job: Job) -> Callable[[], None]:
             last = count == job.stop
             if last and job.before:
                 os.kill(os.getpid(), signal.SIGKILL)
-            try:
-                return call(*arguments, **options)
-            finally:  # also after a write that fails, such as the deletion of a missing file
-                if last:
-                    os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*arguments, **options)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
 
         return wrapped
 

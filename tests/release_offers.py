@@ -89,10 +89,14 @@ def device(
     shelf: Shelf | None = None,
     trial: Callable[..., TrialResult] = take,
     tune: Callable[..., FineTuned] | None = None,
+    only_sums: bool = False,
 ) -> Releases:
     client = cast(CoordinatorClient, shelf or Shelf())
     received, folder = state / "bundle", DeviceReleases(state)
-    return Releases(folder, received, client, lambda check: check(KEY.public), trial, tune)
+    key = KEY.public
+    return Releases(
+        folder, received, client, lambda check: check(key), trial, tune, lambda: only_sums
+    )
 
 
 def whole_release(state: Path) -> int:

@@ -21,15 +21,16 @@ class Group:
     vectors: dict[str, np.ndarray]
     fewest: int = 3
     sharers: dict[str, SecretSharer] = field(init=False)
+    terms: SecureTerms = field(init=False)
     members: list[SecureMember] = field(init=False)
     inputs: dict[str, np.ndarray] = field(init=False, default_factory=dict)
     sum: SecretSum = field(init=False)
 
     def __post_init__(self) -> None:
-        terms = SecureTerms(fewest=self.fewest, most_change=1.0, most_samples=100)
+        self.terms = SecureTerms(fewest=self.fewest, most_change=1.0, most_samples=100)
         keys = {device: DeviceKey.new() for device in self.vectors}
         self.sharers = {
-            device: SecretSharer(device, key.signature, key.public, ROUND, BUNDLE, terms)
+            device: SecretSharer(device, key.signature, key.public, ROUND, BUNDLE, self.terms)
             for device, key in keys.items()
         }
         self.members = [

@@ -10,7 +10,8 @@ attempts.json          number of failed trainings in a row (see training_attempt
 rounds.log             what the device has done in its rounds (see round_log.py)
 personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
-secure-sums            exists if the federation has used secure sums: then updates are never sent
+secure-sums            exists if the federation has used secure sums: then updates are never sent.
+                       It has the last round with a masked update, and how many were sent in it
 masked.bin             the update behind masks, while it is sent
 release.json           which release is current; the bundles are in releases/ (see
                        release_folder.py)
@@ -204,11 +205,41 @@ class DeviceState(StateFolder):
         if not self._secure.exists():
             write_file(self._secure, b"")
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the federation has promised or used secure sums."""
+        return self._secure.exists()
+
+    def masked_updates(self, round_: int) -> int:
+        """How many updates this device has sent behind masks in `round_`."""
+        try:
+            last, count = map(int, self._secure.read_text().split())
+        except (FileNotFoundError, ValueError):  # none yet, or a damaged file
+            return 0
+        return count if last == round_ else 0
+
+    def use_up_update(self, round_: int) -> None:
+        """Remove the update, and count it: it is sent behind masks now, and never again.
+
+        If one update were in two sums of different devices, the difference of the sums would be the
+        update of the devices that are in one sum only.
+        """
+        write_file(self._secure, f"{round_} {self.masked_updates(round_) + 1}\n".encode())
+        shutil.rmtree(self.update)
+
     def _check_still_secure(self, work: Work) -> None:
-        """Raise TrustError if earlier work had secure sums, and `work` asks for the update itself.
+        """Raise TrustError if secure sums were promised, and `work` asks for single figures.
 
         Otherwise a coordinator could end the protection without telling anybody.
         """
+        if work.state == "judge" and self.is_secure:
+            raise TrustError(
+                "The coordinator asks how good the model is on the samples of this device, but the "
+                "federation uses secure sums, which reveal no figure of a single device. Nothing "
+                "was sent. Ask the operator. To agree, leave and join again.",
+                code="trust.single-figures",
+                round=work.round,
+            )
         if work.state != "train":
             return
         if work.secure is not None:

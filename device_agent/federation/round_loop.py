@@ -44,7 +44,6 @@ from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
-from device_agent.training.batching import round_seed
 from device_agent.training.bundle_training import judge_bundle, train_bundle
 from device_agent.training.memory_limits import Usage
 from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
@@ -206,6 +205,7 @@ class _Rounds:
             self._key.check,
             trial,
             tune if options.fine_tune else None,
+            lambda: folder.is_secure,
         )
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
@@ -218,7 +218,6 @@ class _Rounds:
         self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
         self.failed: TrainingFailedError | None = None
         self._manifest = ""
-        self._is_secure = False
 
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
@@ -281,7 +280,7 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
-        self._manifest, self._is_secure = _manifest(work), work.secure is not None
+        self._manifest = _manifest(work)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
@@ -291,8 +290,6 @@ class _Rounds:
             self._compare_inputs(work)
             self._pauses.wait()
             if not self._send(work):
-                text = "Round %d continued without this device."
-                log.info(text, work.round, extra=about)
                 return False
         except TrainingFailedError as failed:
             self._handle_failure(failed)
@@ -368,13 +365,7 @@ class _Rounds:
         self._say_what_is_kept_apart(work)
         self._tell(Progress(state="training"))
         self._round_check = IntervalTimer(ROUND_CHECK_S)
-        training = self._options.training
-        options = replace(
-            training,
-            seed=round_seed(training.seed, round_),
-            evaluation=self._options.evaluation(work.evaluation),
-            budget_s=work.budget_s,
-        )
+        options = self._options.for_round(work, self._folder.masked_updates(round_))
         with self._attempts.attempt(self._folder.submodel(), round_):
             self._hooks.train(
                 self._folder.bundle,
@@ -412,7 +403,7 @@ class _Rounds:
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
         # In a federation with secure sums, nobody learns the loss of a single device.
-        self._tell(Progress(state="training", loss=None if self._is_secure else loss))
+        self._tell(Progress(state="training", loss=None if self._folder.is_secure else loss))
 
     def _send(self, work: Work) -> bool:
         """Send the update. Returns False if a secure sum does without it."""

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from device_agent.federation.owner_limits import NO_LIMITS, OwnerLimits
 from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.protocol.rounds import Work
 from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
@@ -74,6 +75,28 @@ class RunOptions:
         if asked is None:
             return None
         return dataclasses.replace(asked, by_class=asked.by_class and self.report_classes)
+
+    def for_round(self, work: Work, repeated: int) -> TrainingOptions:
+        """The training options of the round of `work`.
+
+        A coordinator could give all other devices a tiny budget, so that a secure sum is almost the
+        update of one device. So devices ignore the budget in secure sums. A training that is
+        repeated has another seed, so that its update is another.
+
+        Args:
+            work: The work.
+            repeated: How many updates the device has sent behind masks in this round.
+        """
+        # Imported here: the commands that only read options do not need NumPy.
+        from device_agent.training.batching import round_seed
+
+        seed = round_seed(self.training.seed + repeated, work.round)
+        return dataclasses.replace(
+            self.training,
+            seed=seed,
+            evaluation=self.evaluation(work.evaluation),
+            budget_s=work.budget_s if work.secure is None else None,
+        )
 
     def to_flat(self) -> dict[str, Any]:
         """The options by their names on the command line, with _ instead of -."""

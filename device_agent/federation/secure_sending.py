@@ -23,11 +23,17 @@ from device_agent.formats.protocol.secure_sums import (
 from device_agent.formats.signed_work import check_group
 from device_agent.formats.tensor_files import read_tensors
 from device_agent.formats.update import read_update
+from device_agent.log_format import fields
 from device_agent.privacy.secret_sharer import SecretSharer
 from device_agent.privacy.summed_updates import update_vector
 from device_agent.training.batching import round_seed
 
 log = logging.getLogger(__name__)
+
+
+def kept_apart(work: Work) -> float:
+    """The share of samples that devices keep apart to judge models."""
+    return 0.0 if work.evaluation is None else work.evaluation.share
 
 
 class SecureSending(NamedTuple):
@@ -52,7 +58,7 @@ class SecureSending(NamedTuple):
 
         Returns:
             Whether the update is in the sum, as far as the device knows. If the coordinator repeats
-            the sum, the coordinator asks for the update again.
+            the sum after the masked update was sent, the device trains again.
 
         Raises:
             RefusedError: The round continued without this device.
@@ -61,18 +67,27 @@ class SecureSending(NamedTuple):
         try:
             while (is_added := self._attempt(work)) is None:
                 log.info("Round %d: the secure sum is repeated with new keys", work.round)
+            if not is_added:
+                text = "Round %d continued without this device, or it trains again."
+                log.info(text, work.round, extra=fields(round=work.round))
             return is_added
         finally:
             self.folder.masked.unlink(missing_ok=True)
 
     def _attempt(self, work: Work) -> bool | None:
-        """One attempt with new keys. Returns None if it has to be repeated."""
+        """One attempt with new keys. Returns None if it has to be repeated with this update."""
         assert work.secure is not None
         record, _ = read_update(self.folder.update)
         own = DeviceKey.from_pem(self.folder.key.read_bytes(), self.folder.key)
         device = self.folder.member().device
         sharer = SecretSharer(
-            device, own.signature, own.public, work.round, record.bundle, work.secure
+            device,
+            own.signature,
+            own.public,
+            work.round,
+            record.bundle,
+            work.secure,
+            kept_apart(work),
         )
         self.client.send_to_sum(work.round, sharer.keys)
         members = 0
@@ -94,7 +109,8 @@ class SecureSending(NamedTuple):
                 self.client.send_to_sum(work.round, shared)
                 return True
             else:
-                return None if step.step == "again" else False
+                unsent = self.folder.update.exists()
+                return None if step.step == "again" and unsent else False
 
     def _send_masked(
         self,
@@ -113,6 +129,7 @@ class SecureSending(NamedTuple):
         vector = update_vector(record, trained, received, terms, members, seed)
         data = sharer.masked(step.shares, vector).astype("<u4", copy=False).tobytes()
         self.folder.masked.write_bytes(data)
+        self.folder.use_up_update(round_)
         self.client.send_tensors(round_, self.folder.masked)
         sent = SecureInput(sha256=fingerprint(data).sha256)
         self.client.send_to_sum(round_, sent)

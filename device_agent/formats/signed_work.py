@@ -13,7 +13,12 @@ from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.releases import ReleaseOffer
 from device_agent.formats.protocol.rounds import Work
-from device_agent.formats.protocol.secure_sums import SecureStep, SecureTerms, group_text
+from device_agent.formats.protocol.secure_sums import (
+    SecureStep,
+    SecureTerms,
+    group_text,
+    terms_line,
+)
 from profiles.errors import TrustError
 
 FORGED_WORK, FORGED_RELEASE = "trust.forged-work", "trust.forged-release"
@@ -66,10 +71,7 @@ def _evaluation_lines(request: EvaluationRequest | None) -> list[str]:
 
 def _secure_lines(terms: SecureTerms | None) -> list[str]:
     """The signed line of `terms`; none if there are no secure sums."""
-    if terms is None:
-        return []
-    change = round(terms.most_change * 1e6)  # in millionths, too
-    return [f"secure {terms.fewest} {change} {terms.most_samples}"]
+    return [] if terms is None else [terms_line(terms)]
 
 
 def card_text(card: bytes) -> bytes:

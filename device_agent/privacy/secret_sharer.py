@@ -69,15 +69,16 @@ class SecretSharer:
         round_: int,
         bundle: str,
         terms: SecureTerms,
+        apart: float = 0.0,
     ) -> None:
         self._device, self._sign, self._public = device, sign, public
-        self._round, self._terms = round_, terms
+        self._round, self._terms, self._apart = round_, terms, apart
         self._mask_key, self._share_key = new_private_key(), new_private_key()
         self._seed = secrets.token_bytes(KEY_BYTES)
         mask_key, share_key = (
             text_of(public_key(key)) for key in (self._mask_key, self._share_key)
         )
-        signature = sign(keys_text(round_, bundle, mask_key, share_key))
+        signature = sign(keys_text(round_, bundle, terms, apart, mask_key, share_key))
         self.keys = SecureKeys(
             bundle=bundle, mask_key=mask_key, share_key=share_key, signature=signature
         )
@@ -214,10 +215,10 @@ class SecretSharer:
         if len(set(named)) < len(named):
             _refuse("the group has a device or a key twice")
         for member in members:
-            if not has_own_keys(member, self._round, self.keys.bundle):
+            if not has_own_keys(member, self._round, self.keys.bundle, self._terms, self._apart):
                 _refuse(
-                    f"{member.device} has not signed its keys for this round and bundle, or they "
-                    "cannot be used"
+                    f"{member.device} has not signed its keys for this round, bundle and terms, "
+                    "or they cannot be used"
                 )
 
     def _check_present(self, group: SecureGroup, present: Sequence[str]) -> None:

@@ -10,7 +10,12 @@ import hashlib
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
-from device_agent.formats.protocol.secure_sums import SecureMember, group_text, keys_text
+from device_agent.formats.protocol.secure_sums import (
+    SecureMember,
+    SecureTerms,
+    group_text,
+    keys_text,
+)
 from device_agent.formats.signed_work import is_signed
 from device_agent.privacy.masks import is_usable
 from device_agent.privacy.shamir import MOST_SHARES
@@ -92,10 +97,15 @@ class SecureGroup:
         return all(len(rest.intersection(self.holders(d))) >= self.needed(d) for d in among)
 
 
-def has_own_keys(member: SecureMember, round_: int, bundle: str) -> bool:
-    """Whether `member` offers usable keys, and has signed them for this round and bundle."""
+def has_own_keys(
+    member: SecureMember, round_: int, bundle: str, terms: SecureTerms, apart: float
+) -> bool:
+    """Whether `member` offers usable keys, and has signed them for this sum.
+
+    `apart` is the share of samples that devices keep apart to judge models.
+    """
     keys = member.keys
-    text = keys_text(round_, bundle, keys.mask_key, keys.share_key)
+    text = keys_text(round_, bundle, terms, apart, keys.mask_key, keys.share_key)
     if not is_signed(member.key, keys.signature, text):
         return False
     try:

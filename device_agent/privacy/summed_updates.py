@@ -167,14 +167,28 @@ def group_mean(
     """
     counts = decoded_counts(total[-PARTS_OF_COUNTS:])
     counted, samples, steps, first, last, clipped = counts[:COUNTS]
-    if counted != devices or not devices <= samples <= devices * terms.most_samples:
+    most_loss = samples * LOSS_SCALE * MOST_LOSS + devices
+    possible = (
+        counted == devices
+        and devices <= samples <= devices * terms.most_samples
+        and 0 <= steps <= samples * MOST_STEPS
+        and max(abs(first), abs(last)) <= most_loss
+        and 0 <= clipped <= devices * (len(total) - PARTS_OF_COUNTS)
+        and 0 <= counts[COUNTS] <= devices
+    )
+    if not possible:
         raise UpdateError(
-            "A secure sum of {devices} devices counts {counted} devices and {samples} samples, "
+            "A secure sum of {devices} devices counts {counted} devices, {samples} samples, "
+            "{steps:g} steps, losses of {first:g} and {last:g}, and {clipped} clipped numbers, "
             "which is impossible: a device has sent something else than its update.",
             code="update.impossible-sum",
             devices=devices,
             counted=counted,
             samples=samples,
+            steps=steps / max(samples, 1),
+            first=first / LOSS_SCALE / max(samples, 1),
+            last=last / LOSS_SCALE / max(samples, 1),
+            clipped=clipped,
         )
     changes, start = {}, 0
     scale = terms.most_samples / samples  # the weights in the sum are samples / most_samples

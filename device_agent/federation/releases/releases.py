@@ -71,6 +71,8 @@ class Releases:
         check_signed: Calls a check with the coordinator's public key, as `TrustedKey.check` does.
         trial: Compares a release with the present model.
         tune: Fine-tunes a release; None if the owner has not agreed to that.
+        only_sums: Whether reports must have no figures of this device, because the federation uses
+            secure sums.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class Releases:
         check_signed: CheckSigned,
         trial: Trial,
         tune: FineTune | None = None,
+        only_sums: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder, self._received, self._client = folder, received, client
+        self._only_sums = only_sums
         self._check_signed, self._trial, self._tune = check_signed, trial, tune
         self._pointer = folder.read()
         self._unsent = _decoded(self._pointer.unsent)
@@ -361,7 +365,10 @@ class Releases:
 
     def _send(self) -> None:
         """Send the last report, if the coordinator does not have it yet."""
-        if self._unsent is not None and self._client.report_release(self._unsent):
+        if self._unsent is None:
+            return
+        report = _without_figures(self._unsent) if self._only_sums() else self._unsent
+        if self._client.report_release(report):
             self._unsent = None
             if self._pointer.unsent:
                 try:
@@ -437,3 +444,9 @@ def _decoded(text: str) -> ReleaseReport | None:
         return decode_json(text, ReleaseReport) if text else None
     except MalformedError:
         return None
+
+
+def _without_figures(report: ReleaseReport) -> ReleaseReport:
+    """The `report` without counts, and without a reason that is made of them."""
+    reason = "worse on the samples of this device" if report.code == WORSE else report.reason
+    return replace(report, before=None, after=None, fine_tuned=None, reason=reason)

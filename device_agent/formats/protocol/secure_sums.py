@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 Base64 = Annotated[str, Meta(max_length=400)]
-Identifier = Annotated[str, Meta(max_length=100)]
+Identifier = Annotated[str, Meta(max_length=100, pattern=r"^\S+$")]
+"""A device's id. It has no spaces and line breaks, which separate ids in texts that are signed."""
 Step = Literal["wait", "shares", "input", "confirm", "unmask", "over", "again"]
 FEWEST = 3
 """No device takes part in a smaller sum: two devices would know each other's updates."""
@@ -35,7 +36,7 @@ class SecureTerms:
     """
 
     fewest: Annotated[int, Meta(ge=FEWEST)]
-    most_change: Annotated[float, Meta(gt=0)]
+    most_change: Annotated[float, Meta(ge=1e-6, le=1e6)]
     most_samples: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
 
 
@@ -131,9 +132,29 @@ SUM_ROUTES: dict[type[SecureMessage], str] = {
 """The last part of the route of each message, below /rounds/{round}/sum."""
 
 
-def keys_text(round_: int, bundle: str, mask_key: str, share_key: str) -> bytes:
-    """The text that a device signs in its SecureKeys."""
-    lines = ["edgetailor-secure-keys-1", str(round_), bundle, mask_key, share_key]
+def terms_line(terms: SecureTerms) -> str:
+    """The line of `terms` in texts that are signed.
+
+    Examples:
+        >>> terms_line(SecureTerms(fewest=5, most_change=8.0, most_samples=100))
+        'secure 5 8000000 100'
+    """
+    # In millionths: programs in other languages format a fraction differently.
+    return f"secure {terms.fewest} {round(terms.most_change * 1e6)} {terms.most_samples}"
+
+
+def keys_text(
+    round_: int, bundle: str, terms: SecureTerms, apart: float, mask_key: str, share_key: str
+) -> bytes:
+    """The text that a device signs in its SecureKeys.
+
+    The text has the terms, because a coordinator could tell each device other terms. With a huge
+    `most_change` or `most_samples`, the update of a device is almost zero in the sum. If all
+    devices but one had such terms, the sum would be the update of this one. For the same reason the
+    text has `apart`, the share of samples that devices keep apart to judge models.
+    """
+    lines = ["edgetailor-secure-keys-1", str(round_), bundle, terms_line(terms)]
+    lines += [f"evaluation {round(apart * 1e6)}", mask_key, share_key]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

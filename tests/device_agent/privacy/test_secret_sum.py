@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.formats.protocol.secure_sums import SecureMember, Step, keys_text, present_text
 from device_agent.privacy import secure_group
+from device_agent.privacy.secret_sharer import SecretSharer
 from profiles.errors import UpdateError
 from refusals import refused
 from secure_groups import BUNDLE, ROUND, Group, a_fifth, drawn, plain_sum
@@ -142,18 +144,39 @@ def test_a_group_that_is_not_what_the_devices_signed(draw: np.random.Generator) 
         keys = replace(mine, signature=theirs.keys.signature)
         return with_member(group, 1, replace(theirs, keys=keys))
 
-    unsigned = "device-1 has not signed its keys for this round and bundle, or they cannot be used"
+    unsigned = (
+        "device-1 has not signed its keys for this round, bundle and terms, or they cannot be used"
+    )
     lying(with_keys_of_the_coordinator, draw, unsigned)
 
     def with_a_key_of_small_order(group: Group) -> object:
         bad = secure_group.text_of(bytes(32))
         share_key = group.members[1].keys.share_key
-        signature = other.signature(keys_text(ROUND, BUNDLE, bad, share_key))
+        signature = other.signature(keys_text(ROUND, BUNDLE, group.terms, 0.0, bad, share_key))
         keys = replace(group.members[1].keys, mask_key=bad, signature=signature)
         member = SecureMember(device="device-1", key=other.public, keys=keys)
         return with_member(group, 1, member)
 
     lying(with_a_key_of_small_order, draw, unsigned)
+
+
+@pytest.mark.parametrize(
+    ("change", "apart"),
+    [({"most_change": 1e6}, 0.0), ({"most_samples": 10**6}, 0.0), ({"fewest": 3}, 0.0), ({}, 0.9)],
+)
+def test_devices_that_were_told_other_terms_are_in_no_sum(
+    change: dict[str, Any], apart: float, draw: np.random.Generator
+) -> None:
+    """With a huge `most_change` of all others, the sum would be the update of one device."""
+    group, key = Group(drawn(5, draw), fewest=4), DeviceKey.new()
+    terms = replace(group.terms, **change)
+    told = SecretSharer("device-1", key.signature, key.public, ROUND, BUNDLE, terms, apart)
+    members = group.members.copy()
+    members[1] = SecureMember(device="device-1", key=key.public, keys=told.keys)
+    with refused("trust.unsafe-sum"):
+        group.sharers["device-0"].shares(members)
+    with refused("trust.unsafe-sum"):
+        told.shares(members)
 
 
 def test_devices_that_were_told_different_groups_share_nothing(draw: np.random.Generator) -> None:

@@ -4,7 +4,6 @@ The devices and the operator are in this process, the coordinator in another one
 1 to a number of its own. So the model shows how often each update counts, and with which weight.
 """
 
-import json
 import multiprocessing
 import os
 import random
@@ -33,7 +32,7 @@ from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.refusals import RefusalError
-from toolkit.coordinator.storage.coordinator_store import FLIGHTS, Store
+from toolkit.coordinator.storage.coordinator_store import Store
 from vector_fleet import CONFIG, SIZE, VectorModel, configured
 from waiting_fleet import update_of
 
@@ -121,8 +120,7 @@ class Training:
     Attributes:
         number: The number of the model to which it adds 1.
         round: The round whose model it trains.
-        kills: How often the coordinator had been killed when it gave the work.
-        known: Whether the coordinator has written that the device trains, as it does in each turn.
+        known: Whether the coordinator has had a turn since it gave the work.
         taken: Whether the device has a receipt for the update.
     """
 
@@ -130,7 +128,6 @@ class Training:
     round: int
     tensors: bytes
     record: bytes
-    kills: int
     known: bool = False
     taken: bool = False
 
@@ -232,7 +229,7 @@ class Fleet:
         trained = load(weights)["w"].copy()
         trained[number] += 1
         update = update_of({"w": trained}, manifest, samples=10)
-        self.holding[name] = Training(number, round_, *update, self.kills)
+        self.holding[name] = Training(number, round_, *update)
         self.trainings.append(self.holding[name])
 
     def send(self, name: str) -> None:
@@ -248,7 +245,7 @@ class Fleet:
         """Let time pass at the coordinator. Returns the phase."""
         phase: str = self.call("turn")
         for training in self.holding.values():
-            training.known |= training.kills == self.kills
+            training.known = True
         self.note_counted()
         return phase
 
@@ -275,10 +272,6 @@ class Fleet:
         self.note_counted()
         with closing(sqlite3.connect(self.folder / "state" / "state.sqlite3")) as db:
             kept = [sha256 for (sha256,) in db.execute("SELECT sha256 FROM updates")]
-            row = db.execute("SELECT value FROM meta WHERE key = ?", (FLIGHTS,)).fetchone()
-            flights = {} if row is None else json.loads(row[0])
-            for name, training in self.holding.items():
-                training.known |= flights.get(name) == training.round
             decided = dict(db.execute("SELECT device, outcome FROM decisions").fetchall())
         known = Counter({*kept, *self.counted.values()})
         for training in self.trainings:

@@ -54,6 +54,7 @@ def test_a_file_with_secure_sums(tmp_path: Path) -> None:
         ({"keys": 'mode = "async"\nbuffer_size = 3'}, 'set mode = "sync"'),
         ({"keys": "site = true"}, "`site = true`"),
         ({"keys": "keep_updates = 1"}, "`keep_updates`"),
+        ({"keys": "budget_s = 5"}, "`budget_s`"),
         ({"keys": 'clients_per_round = 5\nselection = "data-size"'}, "another selection"),
         ({"aggregation": 'rule = "median"'}, 'rule = "median"'),
         ({"aggregation": 'weights = "uniform"'}, "most_samples = 1"),

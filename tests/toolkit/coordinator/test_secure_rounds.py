@@ -32,6 +32,8 @@ from device_agent.formats.protocol.secure_sums import (
     SecureUnmasking,
 )
 from device_agent.formats.update import write_update
+from device_agent.training.batching import ROUND_SEEDS
+from device_agent.training.training_options import TrainingOptions
 from refusals import refused
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.load_config import load_config
@@ -105,14 +107,13 @@ def samples_of(name: str) -> int:
     return 10 + 17 * int(name[-1])
 
 
-def trains(
-    name: str, before: Callable[[int], None] = lambda round_: None, first: int = 1
-) -> Callable[..., object]:
-    """Training of the device `name` from round `first` on; `before` is called with the round."""
-    rounds = iter(range(first, 100))
+def trains(name: str, before: Callable[[int], None] = lambda round_: None) -> Callable[..., object]:
+    """Training of the device `name`; `before` is called with the round."""
 
-    def train(folder: Path, data: str, out: Path, *, on_epoch: Any, **options: Any) -> object:
-        round_ = next(rounds)
+    def train(
+        folder: Path, data: str, out: Path, *, options: TrainingOptions, on_epoch: Any, **more: Any
+    ) -> object:
+        round_ = options.seed % ROUND_SEEDS
         before(round_)
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
         weights = load_file(folder / WEIGHTS)["w"] + change_of(name, round_)
@@ -301,7 +302,7 @@ def test_an_agent_is_killed_in_the_middle(tmp_path: Path, message: type) -> None
         server.coordinator.stopped(device, Stopped(code="agent.killed", reason="it was killed"))
         assert_soon(lambda: len(model.records) > 0, 30)
         options = RunOptions(data=str(config.held_out), state=tmp_path / names[0])
-        again = trains(names[0], first=2)
+        again = trains(names[0])
         round_loop.run(options, train=again, sleep=lambda seconds: time.sleep(0.02))
         for thread in threads:
             thread.join(60)

@@ -30,6 +30,8 @@ def secure_misfit(config: Any) -> str | None:
          "it composes the tensors of single updates: remove it"),
         ("`by_class` of [evaluation]", config.evaluation.by_class,
          "counts of classes are not in the sum: remove it"),
+        ("`budget_s`", config.budget_s is not None,
+         "an update of few batches hides no other update in the sum: remove it"),
         ("masked = true of [training]", training.masked,
          "devices then have different classes: remove it"),
         ('`selection = "data-size"`', config.selection == "data-size",

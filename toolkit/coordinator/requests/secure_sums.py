@@ -42,7 +42,8 @@ class SecureSums(FederationState):
         Raises RefusalError: 409 if the round takes no keys from this device; 422 for unusable keys.
         """
         member = SecureMember(device=device.id, key=device.public_key, keys=keys)
-        if not has_own_keys(member, round_, keys.bundle):
+        terms, apart = self.config.secure_terms, self.config.evaluation.share
+        if terms is None or not has_own_keys(member, round_, keys.bundle, terms, apart):
             raise unusable(
                 "{device} has not signed these keys for round {round} with its own key, or they "
                 "cannot be used.",

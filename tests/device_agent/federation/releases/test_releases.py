@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.evaluation_counts import EvaluationCounts, EvaluationRequest
 from device_agent.formats.protocol.releases import ReleaseOffer
+from device_agent.inference.release_trial import TrialResult
 from log_messages import logged
-from release_offers import Shelf, broken, bundles, device, offer, refuse, take, whole_release
+from release_offers import KEY, Shelf, broken, bundles, device, offer, refuse, take, whole_release
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
 
 
@@ -129,6 +131,23 @@ def test_what_is_worse_is_not_taken_and_not_tried_again(tmp_path: Path) -> None:
     assert report.after is None  # the federation has not asked for counts
     device(tmp_path, shelf).follow(offer(3))
     assert whole_release(tmp_path) == 3
+
+
+def test_with_secure_sums_a_report_has_no_figure_of_the_device(tmp_path: Path) -> None:
+    shelf, counts = Shelf(), EvaluationCounts(samples=40, counted=40, loss_sum=9.0, correct=30)
+    trial = partial(TrialResult, before=counts, after=counts)
+    asked = KEY.releases(replace(offer(1), evaluation=EvaluationRequest(share=0.2)))
+    for secure in (False, True):
+        state = tmp_path / str(secure)
+        device(state, shelf, lambda *given: trial(), only_sums=secure).follow(asked)
+        device(state, shelf, refuse, only_sums=secure).follow(offer(2))
+    told = [(own.taken, own.before, own.after, own.reason) for own in shelf.reports]
+    said = str(refuse().reason)
+    assert told[:2] == [(True, counts, counts, ""), (False, None, None, said)]
+    assert told[2:] == [
+        (True, None, None, ""),
+        (False, None, None, "worse on the samples of this device"),
+    ]
 
 
 def test_the_way_back_needs_no_trial(tmp_path: Path) -> None:
