@@ -11,6 +11,7 @@ from profiles.errors import UpdateError
 from refusals import refused
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.federation import Federation
+from toolkit.aggregation.limits.reference import Figures
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.submodel import Ranges
 
@@ -75,6 +76,11 @@ def record_of(submodel: str, samples: int, table: tuple[TensorEntry, ...]) -> Up
         tensors=table,
         file=FileEntry(size=0, sha256=""),
     )
+
+
+def figures_of(statistics: Mapping[str, Array]) -> Figures:
+    """The figures of an update that holds nothing but `statistics`."""
+    return Figures(kind="full", samples=1, steps=1, changes={}, statistics={**statistics})
 
 
 def low_rank_update(seed: int, samples: int = 4, ratio: float = 0.5) -> Received:

@@ -50,12 +50,14 @@ FLEETS: dict[str, tuple[str, ...]] = {
 STRENGTHS: Mapping[str, float] = {"sign-flip": 10.0, "label-flip": 20.0}
 """Strengths other than the defaults: ten times the reversed step, and 20 times the samples."""
 DEFENCES: dict[str, AggregationPolicy] = {
-    "mean": AggregationPolicy(bounds=False),
-    "limits": AggregationPolicy(),
-    "trimmed": AggregationPolicy(rule="trimmed", bounds=False),
-    "median": AggregationPolicy(rule="median", bounds=False),
-    "krum": AggregationPolicy(rule="krum", bounds=False),
+    "mean": AggregationPolicy(bounds=False, judge=False),
+    "limits": AggregationPolicy(judge=False),
+    "limits + judge": AggregationPolicy(),
+    "trimmed": AggregationPolicy(rule="trimmed", bounds=False, judge=False),
+    "median": AggregationPolicy(rule="median", bounds=False, judge=False),
+    "krum": AggregationPolicy(rule="krum", bounds=False, judge=False),
 }
+"""`limits + judge` is the default of a federation with held-out samples."""
 NOBODY = "nobody"
 QUICK: Mapping[str, object] = {
     "fleets": ["mixed"],
@@ -84,7 +86,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return "-".join(map(str, self))
+        return "-".join(map(str, self)).replace(" + ", "+")
 
 
 class Bench:
@@ -118,7 +120,8 @@ class Bench:
             federation.model = replace(federation.model, moments={})
             trainer = ChunkTrainer(config, federation, base.held_out)
             trainer.executors = self._executors[case.fleet, case.seed]
-            replace(base, config=config, folder=folder).run(InProcess(trainer))
+            first = base.first if policy.judge else None
+            replace(base, config=config, folder=folder, first=first).run(InProcess(trainer))
         return folder.history
 
     def _start(self, case: Case) -> bytes:

@@ -19,7 +19,7 @@ from toolkit.aggregation.limits.reference import RoundLimits
 from toolkit.aggregation.limits.update_limits import within_limits
 from toolkit.aggregation.recover import Received as Received
 from toolkit.aggregation.recover import RecoveredUpdate, recover_checked
-from toolkit.aggregation.rules.rule_aggregation import new_aggregation
+from toolkit.aggregation.rules.rule_aggregation import limit_statistics, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation as Aggregation
 from toolkit.aggregation.running_aggregation import no_update
 from toolkit.aggregation.update_validation import check_update
@@ -82,8 +82,7 @@ def aggregate(
         profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
     checked = _checked_updates(updates, model, progress)
-    limited = within_limits(checked, limits, model, policy)
-    return aggregate_checked(model, limited, policy, strategy, progress=progress)
+    return aggregate_checked(model, checked, policy, strategy, limits=limits, progress=progress)
 
 
 def aggregate_checked(
@@ -92,9 +91,11 @@ def aggregate_checked(
     policy: AggregationPolicy,
     strategy: Strategy | None,
     *,
+    limits: RoundLimits | None = None,
     progress: Report = silent,
 ) -> GlobalModel:
     """Do the same as `aggregate`, but without the checks: `check_update` has accepted `updates`."""
+    updates = within_limits(updates, limits, model, policy)
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
     aggregation = new_aggregation(model, policy)
@@ -102,6 +103,7 @@ def aggregate_checked(
         aggregation.add_checked(record, arrays)
         del arrays  # otherwise two updates are in memory while the next one is read
     progress("computing the new model")
+    limit_statistics(aggregation, limits)
     return aggregation.result()
 
 

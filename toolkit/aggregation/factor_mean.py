@@ -15,7 +15,7 @@ from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.submodel import Shapes, shapes_of
-from toolkit.submodels.tensor_slices import TensorSlice, slice_shapes
+from toolkit.submodels.tensor_slices import TensorSlice, slice_of, slice_shapes, take_slice
 
 Table = tuple[TensorEntry, ...]
 
@@ -57,6 +57,14 @@ class FactorMean:
         self.mean.merge(other.mean)
         self.weights.add(other.weights)
         self.lost.add(other.lost)
+
+    def replace(self, name: str, means: Tensor) -> None:
+        """Use `means` as the mean of the global tensor `name`, if the updates hold it."""
+        for entry in self.table:
+            if entry.stands_for == name and entry.factor is None:
+                part = slice_of(entry, tuple(means.shape))
+                own = means if part is None else take_slice(means, part.ranges)
+                self.mean.replace(entry.name, own)
 
     def means(self, key: str, model: GlobalModel) -> dict[str, Tensor]:
         """The mean of each tensor by name. Rows that no device trained have the received values."""

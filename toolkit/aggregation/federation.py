@@ -35,7 +35,7 @@ from toolkit.aggregation.privacy.budget import RoundNoise
 from toolkit.aggregation.privacy.clipped_changes import add_clipped
 from toolkit.aggregation.privacy.gaussian_noise import RandomBytes, gaussian, secure_bytes
 from toolkit.aggregation.privacy.noised_model import expected_devices, noised_model
-from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
+from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, limit_statistics
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
 from toolkit.aggregation.update_validation import check_update, is_variance
@@ -162,8 +162,8 @@ class Federation:
 
         If `limits` are given, each update is limited before it is aggregated.
         """
-        updates = within_limits(updates, limits, self.model, self.policy)
-        self._follow(aggregate_checked(self.model, updates, self.policy, self.strategy))
+        new = aggregate_checked(self.model, updates, self.policy, self.strategy, limits=limits)
+        self._follow(new)
 
     def fold_stale(
         self,
@@ -195,6 +195,7 @@ class Federation:
         for version in stale:
             own = within_limits(version.updates, limits, version.model, self.policy)
             add_stale(aggregation, version._replace(updates=own))
+        limit_statistics(aggregation, limits)
         self.take_stale(aggregation)
 
     def fold_versions(

@@ -12,6 +12,7 @@ from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.batch_counters import BatchCounters
 from toolkit.aggregation.factor_mean import FactorMean, Table
+from toolkit.aggregation.limits.reference import RoundLimits
 from toolkit.aggregation.recover import as_tensors, weight_of
 from toolkit.aggregation.server_optimizers import server_step
 from toolkit.aggregation.update_validation import (
@@ -110,6 +111,23 @@ class Aggregation:
         for key, theirs in other.factors.items():
             group = self.group(key, theirs.family, theirs.table)
             group.merge(theirs)
+
+    def limit_statistics(self, limits: RoundLimits) -> None:
+        """Limit batch norm's statistics of all updates; see `norm_statistics.py`.
+
+        Call it once, after the last update. `limits` has the figures of the same updates.
+        """
+        known = {
+            name: value.detach().float().numpy()
+            for name, value in self.model.tensors.items()
+            if is_statistic(name)
+        }
+        for name, values in limits.statistics(known).items():
+            means = torch.from_numpy(values)
+            if name in self.mean.sums:
+                self.mean.replace(name, means)
+            for group in self.factors.values():
+                group.replace(name, means)
 
     def group(self, key: str, family: Family, table: Table) -> FactorMean:
         """The mean of the factors of submodel `key`. Its updates hold the tensors in `table`.

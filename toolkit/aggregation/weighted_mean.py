@@ -61,6 +61,11 @@ class Mean:
         means = self.sums.pop(name).total.div_(share).float()
         return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
+    def replace(self, name: str, means: Tensor) -> None:
+        """Use `means` as the mean of the tensor `name`, where they are not NaN."""
+        total = self.sums[name].total
+        total.copy_(torch.where(means.isnan(), total, means * self.share(name)))
+
     def share(self, name: str) -> float | Tensor:
         """The sum of the weights of each element; one number if only whole tensors were added."""
         weights = dict(self.weights[name])

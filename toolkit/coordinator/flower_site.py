@@ -154,6 +154,8 @@ class SiteModel:
         aggregation = Aggregation(model, policy)
         for update in within_limits(updates, limits, model, policy):
             aggregation.add_checked(*update)
+        if limits is not None:
+            aggregation.limit_statistics(limits)
         self._files = encode_partial(aggregation)
         self._federation.take(aggregation)
 

@@ -4,18 +4,18 @@ Workers return sums, not single updates. If the judge needs these, the clients t
 seed makes their updates the same.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from device_agent.formats.protocol.fleet import Limited
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.model_judge import Bar, harmful, judged_text, search_order
 from toolkit.aggregation.rules.rule_aggregation import new_aggregation
 from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.chunks import TrainedChunk
+from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.update_files import UpdateFiles
 
 
@@ -28,14 +28,14 @@ class ClientJudge:
         before: The model that the clients trained from, as bytes of `Federation.save`.
         held_out: Samples and labels.
         bar: What the new model must not miss.
-        limited: What was limited of an update, by client.
+        limits: The limits of the round's updates; None for none.
     """
 
     federation: Federation
     before: bytes
     held_out: tuple[np.ndarray, np.ndarray]
     bar: Bar
-    limited: Mapping[int, Limited]
+    limits: ClientLimits | None
 
     def judge(
         self, whole: Evaluation, trained_again: Iterable[TrainedChunk]
@@ -61,6 +61,8 @@ class ClientJudge:
             for client, update in files.read():
                 if str(client) not in out:
                     aggregation.add_checked(*update)
+            if self.limits is not None:
+                self.limits.limit_statistics(aggregation, {int(client) for client in out})
             if aggregation.updates:
                 self.federation.take(aggregation)
             return self.federation.evaluation(*self.held_out)
@@ -71,8 +73,10 @@ class ClientJudge:
             except EdgeTailorError:
                 return False
 
+        limited = {} if self.limits is None else dict(self.limits.limited)
+
         def order(client: int) -> tuple[float, str, int]:
-            return *search_order(self.limited.get(client), kinds[client]), client
+            return *search_order(limited.get(client), kinds[client]), client
 
         clients = sorted(files.clients, key=order)
         found = harmful([str(client) for client in clients], is_good)

@@ -4,13 +4,13 @@ Workers limit the updates of kinds that earlier rounds had. Updates of a new kin
 of the whole round, so workers return them, and they are limited here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from device_agent.formats.protocol.fleet import Limited
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import figures, limited_update
-from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
+from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, limit_statistics
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.simulation.update_files import UpdateFiles
 
@@ -20,25 +20,25 @@ class ClientLimits:
 
     Attributes:
         reference: The reference for the updates of this round.
-        limited: What was limited of an update, by client.
+        limited: What was limited of an update, by client, after `limit_statistics`.
     """
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
         self.limited: dict[int, Limited] = {}
         self._figures: dict[int, Figures] = {}
+        self._streamed: dict[int, Limited] = {}
         self._waiting: UpdateFiles | None = None
 
     def note(self, own: Mapping[int, Figures], limited: Mapping[int, Limited]) -> None:
         """Add what a worker found, by client."""
         self._figures |= own
-        self.limited |= limited
+        self._streamed |= limited
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """Forget the updates of `clients`, which are not in the model."""
         for client in clients:
             self._figures.pop(client, None)
-            self.limited.pop(client, None)
 
     def keep(self, client: int, update: Received) -> None:
         """Keep a checked update of a new kind in a file until all clients have trained."""
@@ -56,10 +56,24 @@ class ClientLimits:
             aggregation.add_checked(*limited_update(update, limits, model, policy))
             self._figures[client] = limits.figures[-1]
             if (limited := limits.limited[-1]) is not None:
-                self.limited[client] = limited
+                self._streamed[client] = limited
         self.reference = limits.reference
         self._waiting.remove()
         self._waiting = None
+
+    def limit_statistics(
+        self, aggregation: Aggregation | RuleAggregation, out: Container[int] = ()
+    ) -> None:
+        """Limit the statistics of all updates of `aggregation`, which has no updates of `out`."""
+        inside = [client for client in sorted(self._figures) if client not in out]
+        limits = RoundLimits(
+            self.reference,
+            [self._figures[client] for client in inside],
+            [self._streamed.get(client) for client in inside],
+        )
+        limit_statistics(aggregation, limits)
+        pairs = zip(inside, limits.limited, strict=True)
+        self.limited = {client: own for client, own in pairs if own is not None}
 
     def next_reference(self) -> Reference:
         """The reference for the next round."""

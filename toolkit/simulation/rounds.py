@@ -226,10 +226,9 @@ class Simulation:
             return whole, None if bar is None else {}
         logger.info("Round %d: the quality falls; updates are left out.", trained.number)
         reference = None if trained.limits is None else trained.limits.reference
-        limited = {} if trained.limits is None else trained.limits.limited
         chunks = self.chunks(turnout.present, reference, whole=True)
         again = engine.map(trained.number, before, chunks)
-        judge = ClientJudge(self.federation, before, self.held_out, bar, limited)
+        judge = ClientJudge(self.federation, before, self.held_out, bar, trained.limits)
         evaluation, left_out = judge.judge(whole, again)
         if trained.limits is not None:
             trained.limits.leave_out(map(int, left_out))
@@ -426,6 +425,8 @@ class _Round(TrainedChunk):
         if self.noise is not None:
             self.take_noised(self.noise)
         elif self.aggregation.updates:
+            if self.limits is not None:
+                self.limits.limit_statistics(self.aggregation)
             if self.simulation.timetable is None:
                 federation.take(self.aggregation)
             else:

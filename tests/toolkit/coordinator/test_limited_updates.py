@@ -37,9 +37,7 @@ class Suspecting(VectorModel):
         assert isinstance(limits, RoundLimits)
         came = list(updates)
         for number, (record, _) in enumerate(came):
-            own = Figures(
-                kind=record.submodel, samples=7, steps=2, changes={"w": 0.5}, statistics={}
-            )
+            own = Figures(kind=record.submodel, samples=7, steps=2, changes={"w": 0.5})
             limits.note(own, None if number else BEYOND)
         super().fold_checked(came)
 
@@ -141,7 +139,7 @@ def test_a_round_that_is_repeated_after_a_kill_has_the_same_limits(tmp_path: Pat
     first = RoundResult(round=0, accuracy=0, loss=1, updates=0)
     store.add_result(first, b"model")
     assert store.reference() == Reference()
-    reference = Reference(steps=3, kinds={"full": 5}, changes={"w": 1e38}, statistics={"v": 0.5})
+    reference = Reference(steps=3, kinds={"full": 5}, changes={"w": 1e38})
     limited = {"device-0": BEYOND, "device-1": Limited(samples=10, counted=3)}
     result = RoundResult(round=1, accuracy=0, loss=1, updates=2, limited=limited)
     store.add_result(result, b"newer", reference=reference)

@@ -12,7 +12,10 @@ from device_agent.formats.protocol.fleet import Limited
 from models_for_tests import CLASSES, INPUT_SHAPE
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
+from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
+from toolkit.aggregation.running_aggregation import Aggregation
+from toolkit.submodels.global_model import GlobalModel
 from toolkit.aggregation.limits.update_limits import figures
 from toolkit.simulation import simulate
 from toolkit.simulation.chunks import ChunkTrainer
@@ -106,12 +109,13 @@ def test_a_baseline_has_no_limits(file: Path, tmp_path: Path) -> None:
 
 def test_updates_that_are_left_out_set_no_limits() -> None:
     own = {
-        client: Figures(kind="full", samples=samples, steps=4, changes={"w": 0.5}, statistics={})
+        client: Figures(kind="full", samples=samples, steps=4, changes={"w": 0.5})
         for client, samples in enumerate((10, 20, 30, 9000, 9000))
     }
     limits = ClientLimits(Reference())
     limits.note(own, {3: Limited(times=9.0, tensor="w", tensors=1)})
     limits.leave_out([3, 4])
+    limits.limit_statistics(Aggregation(GlobalModel({}), AggregationPolicy()))
     assert limits.limited == {}
     assert limits.next_reference() == Reference().after([own[0], own[1], own[2]])
     assert limits.next_reference().kinds == {"full": 20}

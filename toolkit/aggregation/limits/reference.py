@@ -4,27 +4,28 @@
 `Reference` as JSON.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 
+import numpy as np
 from msgspec import field
 from msgspec.structs import replace
 
 from device_agent.formats.manifest import Struct
 from device_agent.formats.protocol.fleet import Limited
+from toolkit.aggregation.limits.norm_statistics import ENOUGH, central_means
 
 SAMPLES = 3.0
 """A device's samples count at most this many times the reference of its kind."""
 STEPS = 3.0
 """The largest ratio of a device's steps to the reference that raises its limits, by the square root
 of the ratio. The ratio is bounded because devices could claim any number of steps."""
-ENOUGH = 3
-"""A kind with fewer updates in a round has no median of its own: a device could set it alone."""
 
 
-class Figures(Struct, frozen=True, kw_only=True):
+class Figures(Struct, frozen=True, kw_only=True, eq=False):
     """The figures of one limited update.
 
     Attributes:
@@ -33,14 +34,17 @@ class Figures(Struct, frozen=True, kw_only=True):
         steps: The training steps that it claims.
         changes: The root mean square of the change, by the name of a global tensor. If the family
             trains a personal model, the key is the submodel, `|` and the name.
-        statistics: How far batch norm's statistics moved, by the name of a global tensor.
+        weight: The weight of the update.
+        statistics: Batch norm's statistics by the name of a global tensor, in the shape of the whole
+            tensor. Elements that the update does not hold are NaN.
     """
 
     kind: str
     samples: int
     steps: int
     changes: dict[str, float]
-    statistics: dict[str, float]
+    weight: float = 1.0
+    statistics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Reference(Struct, frozen=True, kw_only=True):
@@ -52,13 +56,11 @@ class Reference(Struct, frozen=True, kw_only=True):
         steps: Steps of an update.
         kinds: Samples of an update, by submodel.
         changes: As in `Figures`, of an update with at most `steps` steps.
-        statistics: As in `Figures`.
     """
 
     steps: float = 0.0
     kinds: dict[str, float] = field(default_factory=dict)
     changes: dict[str, float] = field(default_factory=dict)
-    statistics: dict[str, float] = field(default_factory=dict)
 
     def most_samples(self, kind: str) -> int | None:
         """The most samples that count for an update of `kind`; None if no kind is known.
@@ -91,7 +93,6 @@ class Reference(Struct, frozen=True, kw_only=True):
             steps=self.steps or own.steps,
             kinds={**own.kinds, **self.kinds},
             changes={**own.changes, **self.changes},
-            statistics={**own.statistics, **self.statistics},
         )
 
     def after(self, figures: Sequence[Figures]) -> "Reference":
@@ -103,7 +104,6 @@ class Reference(Struct, frozen=True, kw_only=True):
             steps=_middle(self.steps, own.steps),
             kinds=_moved(self.kinds, own.kinds),
             changes=_moved(self.changes, own.changes),
-            statistics=_moved(self.statistics, own.statistics),
         )
 
 
@@ -126,6 +126,35 @@ class RoundLimits:
         self.figures.append(figures)
         self.limited.append(limited)
 
+    def statistics(self, received: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """The means of batch norm's statistics, where values of updates were limited.
+
+        Call it once, after the last update. What was limited is noted.
+
+        Args:
+            received: The global model's statistics.
+
+        Returns:
+            As `CentralMeans.means`.
+        """
+        sent = [own.statistics for own in self.figures]
+        central = central_means(sent, [own.weight for own in self.figures], received)
+        pairs = zip(self.limited, central.times, strict=True)
+        self.limited = [with_tensors(limited, times) for limited, times in pairs]
+        return central.means
+
+
+def with_tensors(limited: Limited | None, times: Mapping[str, float]) -> Limited | None:
+    """`limited`, and the tensors of `times`, whose sizes exceeded their limits by these factors."""
+    if not times:
+        return limited
+    known = limited or Limited()
+    tensor = max(times, key=lambda key: times[key])
+    tensors = known.tensors + len(times)
+    if known.tensors and known.times >= times[tensor]:
+        return dataclasses.replace(known, tensors=tensors)
+    return dataclasses.replace(known, tensors=tensors, times=times[tensor], tensor=tensor)
+
 
 def lower_median(values: Iterable[float]) -> float:
     """The middle value, or the lower of two middle values. Half of the devices cannot raise it."""
@@ -141,18 +170,14 @@ def _medians(figures: Sequence[Figures], steps: float) -> Reference:
     own = Reference(steps=lower_median(f.steps for f in figures))
     divisor = replace(own, steps=steps) if steps else own
     changes: dict[str, list[float]] = {}
-    statistics: dict[str, list[float]] = {}
     for one in figures:
         more = divisor.allowance(one.steps)
         for key, value in one.changes.items():
             changes.setdefault(key, []).append(value / more)
-        for key, value in one.statistics.items():
-            statistics.setdefault(key, []).append(value)
     return replace(
         own,
         kinds=_samples_by_kind(figures),
         changes={key: _usual(values) for key, values in changes.items()},
-        statistics={key: lower_median(values) for key, values in statistics.items()},
     )
 
 

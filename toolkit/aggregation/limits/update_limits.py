@@ -8,11 +8,8 @@ The limits follow from a `Reference`, the medians of earlier rounds:
     samples     at most SAMPLES times the reference of the kind
     v           r + min(1, CHANGE m a / rms(v - r)) (v - r), with the reference m of the tensor, and
                 a = sqrt(steps / reference of steps), between 1 and sqrt(STEPS)
-    mean        within (STATISTIC + m) standard deviations of r
-    variance    within a factor of STATISTIC exp(m) of r
 
-If a change is FAR times its limit, the update's statistics describe activations that no other
-device has. Then the received statistics replace the update's statistics.
+Statistics of batch norm are limited after the last update; see `norm_statistics.py`.
 
 An update within its limits is not changed, bit for bit. So updates can be added one by one, and
 the limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
@@ -21,19 +18,20 @@ takes the medians of its own updates.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
-from device_agent.formats.protocol.fleet import FAR, Limited
+from device_agent.formats.protocol.fleet import Limited
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
-from toolkit.aggregation.recover import Received, as_tensors
-from toolkit.aggregation.update_validation import is_statistic, is_variance
+from toolkit.aggregation.limits.norm_statistics import variance_beside
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits, with_tensors
+from toolkit.aggregation.recover import Received, as_tensors, weight_of
+from toolkit.aggregation.update_validation import is_statistic
 from toolkit.families import recovering_family
 from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
@@ -41,6 +39,7 @@ from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import shapes_of
 from toolkit.submodels.tensor_slices import (
+    TensorSlice,
     group_by_global_tensor,
     slice_of,
     slice_shapes,
@@ -49,14 +48,9 @@ from toolkit.submodels.tensor_slices import (
 
 CHANGE = 2.0
 """The change of a tensor is at most this many times its reference."""
-STATISTIC = 4.0
-"""Batch norm's statistics may move by this factor, or this many standard deviations, beyond the
-reference. In a first round, honest variances moved 5.5 times as far as in the second."""
 LEAST = 1e-3
 """A change below this share of the tensor's root mean square is never limited: it may be no more
 than the rounding of the exchanged numbers."""
-EPSILON = 1e-5
-"""Added to variances, as batch norm does."""
 PIECE = 1 << 13
 """How many numbers are compared at a time. BLAS divides a dot product of 10,000 numbers or more
 between threads, and the result would then depend on their number."""
@@ -104,64 +98,13 @@ class Change:
         return (old + limit / size * (self.new - old)).astype(np.float32)
 
 
-@dataclass
-class MeanChange(Change):
-    """The change of a running mean; `spread` is the received standard deviation."""
-
-    spread: np.ndarray = field(kw_only=True)
-
-    def size(self) -> float:
-        """The largest move, in standard deviations."""
-        moves = np.abs(self.new.astype(np.float64) - self.old) / self.spread
-        return float(moves.max(initial=0.0))
-
-    def limit(self, reference: Reference, steps: int) -> float:
-        """See `Change`."""
-        return STATISTIC + reference.statistics.get(self.key, 0.0)
-
-    def harmless(self) -> float:
-        """See `Change`."""
-        return 0.0
-
-    def within(self, limit: float, size: float) -> np.ndarray:
-        """See `Change`."""
-        old, most = self.old.astype(np.float64), limit * self.spread
-        limited: np.ndarray = np.clip(self.new, old - most, old + most).astype(np.float32)
-        return limited
-
-
-@dataclass
-class VarianceChange(Change):
-    """The change of a running variance."""
-
-    def size(self) -> float:
-        """The largest absolute logarithm of new / old."""
-        ratio = (self.new.astype(np.float64) + EPSILON) / (self.old.astype(np.float64) + EPSILON)
-        return float(np.abs(np.log(ratio)).max(initial=0.0))
-
-    def limit(self, reference: Reference, steps: int) -> float:
-        """See `Change`."""
-        return math.log(STATISTIC) + reference.statistics.get(self.key, 0.0)
-
-    def harmless(self) -> float:
-        """See `Change`."""
-        return 0.0
-
-    def within(self, limit: float, size: float) -> np.ndarray:
-        """See `Change`."""
-        old, factor = self.old.astype(np.float64) + EPSILON, math.exp(limit)
-        low, high = np.maximum(old / factor - EPSILON, 0.0), old * factor - EPSILON
-        limited: np.ndarray = np.clip(self.new, low, high).astype(np.float32)
-        return limited
-
-
 def figures(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Figures:
     """The figures of an update before it is limited, for a kind without a reference.
 
     `check_update` has accepted the update, which was trained from `model`.
     """
-    sizes = ((change, change.size()) for change in changes(update, model, policy))
-    return _figures(update[0], sizes)
+    sizes = {change.key: change.size() for change in changes(update, model, policy)}
+    return _figures(update, sizes, model, policy)
 
 
 def within_limits(
@@ -185,34 +128,28 @@ def limited_update(
     """
     record, arrays = update
     times: dict[str, float] = {}
-    statistics: list[Change] = []
-
-    def sizes() -> Iterator[tuple[Change, float]]:
-        nonlocal record, arrays
-        for change in changes(update, model, policy):
-            size = change.size()
-            limit = change.limit(limits.reference, record.steps)
-            if size > limit and size > (limit := max(limit, change.harmless())):
-                record, arrays = _replaced(record, arrays, change, change.within(limit, size))
-                times[change.key] = size / limit
-            if type(change) is not Change:
-                statistics.append(change)
-            yield change, min(size, limit)
-
-    figures = _figures(record, sizes())
-    if any(own > FAR for key, own in times.items() if key in figures.changes):
-        for change in statistics:
-            record, arrays = _replaced(record, arrays, change, change.old)
-        figures = replace(figures, statistics={})  # they say nothing about other devices
-    most = limits.reference.most_samples(record.submodel)
+    sizes: dict[str, float] = {}
+    for change in changes(update, model, policy):
+        size = change.size()
+        limit = change.limit(limits.reference, record.steps)
+        if size > limit and size > (limit := max(limit, change.harmless())):
+            record, arrays = _replaced(record, arrays, change, change.within(limit, size))
+            times[change.key] = size / limit
+        sizes[change.key] = min(size, limit)
+    told, most = None, limits.reference.most_samples(record.submodel)
     if policy.weights == "samples" and most is not None and record.samples > most:
-        record, figures = replace(record, samples=most), replace(figures, samples=most)
-    limits.note(figures, _told(times, update[0].samples, record.samples))
-    return record, arrays
+        told = Limited(samples=record.samples, counted=most)
+        record = replace(record, samples=most)
+    limited = record, arrays
+    limits.note(_figures(limited, sizes, model, policy), with_tensors(told, times))
+    return limited
 
 
 def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Iterator[Change]:
-    """Yield the change of each tensor by an update. `check_update` has accepted the update."""
+    """Yield what an update changes of each tensor, except batch norm's statistics.
+
+    `check_update` has accepted the update.
+    """
     record, arrays = update
     spec = parse_spec(record.submodel)
     family = recovering_family(spec)
@@ -221,9 +158,14 @@ def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> 
     every = [entry for entry in record.tensors if entry.factor is not None]
     received = family.received(spec.head, every, model) if every else {}
     for name, entries in group_by_global_tensor(record.tensors).items():
+        if _is_compared(name, model):
+            continue
+        part = slice_of(entries[0], tuple(model.tensors[name].shape))
         if entries[0].factor is None:
-            array = arrays[entries[0].name]
-            yield _of_tensor(prefix, entries[0], array, record.classes, model)
+            (entry,) = entries
+            rows = record.classes if entry.by_class else None
+            old = _part(model.tensors[name], part)
+            yield Change(prefix + name, entry.name, np.asarray(arrays[entry.name]), old, rows)
         elif keeps:
             for entry in entries:
                 rows = record.classes if entry.by_class else None
@@ -233,9 +175,7 @@ def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> 
         else:
             sent = _composed(family, name, as_tensors(arrays), entries, model)
             base = _composed(family, name, received, entries, model)
-            part = slice_of(entries[0], tuple(model.tensors[name].shape))
-            base = base if part is None else take_slice(base, part.ranges)
-            yield Change(prefix + name, name, sent.numpy(), base.numpy(), factors=entries)
+            yield Change(prefix + name, name, sent.numpy(), _part(base, part), factors=entries)
 
 
 def _composed(
@@ -251,28 +191,33 @@ def _composed(
     return (value.dense() if isinstance(value, Product) else value).detach().float()
 
 
-def _of_tensor(
-    prefix: str,
-    entry: TensorEntry,
-    new: np.ndarray,
-    classes: tuple[int, ...] | None,
-    model: GlobalModel,
-) -> Change:
-    name, new = entry.stands_for or "", np.asarray(new)
+def _is_compared(name: str, model: GlobalModel) -> bool:
+    """Whether the global tensor `name` is a statistic of batch norm, which has no limit here."""
+    return is_statistic(name) and variance_beside(name) in model.tensors
 
-    def received(of: str) -> np.ndarray:
-        whole = model.tensors[of].detach()
-        part = slice_of(entry, tuple(whole.shape))
-        return (whole if part is None else take_slice(whole, part.ranges)).float().numpy()
 
-    if is_variance(name):
-        return VarianceChange(name, entry.name, new, received(name))
-    twin = name.removesuffix("running_mean") + "running_var"
-    if is_statistic(name) and twin in model.tensors:
-        spread = np.sqrt(received(twin).astype(np.float64) + EPSILON)
-        return MeanChange(name, entry.name, new, received(name), spread=spread)
-    rows = classes if entry.by_class else None
-    return Change(prefix + name, entry.name, new, received(name), rows)
+def _statistics(update: Received, model: GlobalModel) -> dict[str, np.ndarray]:
+    """The statistics of an update, as `Figures` has them."""
+    record, arrays = update
+    found = {}
+    for entry in record.tensors:
+        name = entry.stands_for or ""
+        if _is_compared(name, model):
+            shape = tuple(model.tensors[name].shape)
+            part, value = slice_of(entry, shape), np.asarray(arrays[entry.name], np.float32)
+            if part is None:
+                found[name] = value
+            else:
+                found[name] = np.full(shape, np.nan, np.float32)
+                found[name][part.index] = value
+    return found
+
+
+def _part(tensor: Tensor, part: TensorSlice | None) -> np.ndarray:
+    """The elements of `tensor` in `part`, float32."""
+    own = tensor if part is None else take_slice(tensor, part.ranges)
+    value: np.ndarray = own.detach().float().numpy()
+    return value
 
 
 def _replaced(
@@ -291,32 +236,17 @@ def _replaced(
     return replace(record, tensors=table), {**left, change.name: value}
 
 
-def _told(times: Mapping[str, float], claimed: int, counted: int) -> Limited | None:
-    """What was limited of an update. `times` has, by key, how far a size exceeded its limit."""
-    fewer = counted < claimed
-    if not times and not fewer:
-        return None
-    tensor = max(times, key=lambda key: times[key], default="")
-    return Limited(
-        times=times.get(tensor, 1.0),
-        tensor=tensor,
-        tensors=len(times),
-        samples=claimed if fewer else None,
-        counted=counted if fewer else None,
-    )
-
-
-def _figures(record: UpdateRecord, sizes: Iterable[tuple[Change, float]]) -> Figures:
-    parameters: dict[str, float] = {}
-    statistics: dict[str, float] = {}
-    for change, size in sizes:
-        (parameters if type(change) is Change else statistics)[change.key] = size
+def _figures(
+    update: Received, sizes: dict[str, float], model: GlobalModel, policy: AggregationPolicy
+) -> Figures:
+    record = update[0]
     return Figures(
         kind=record.submodel,
         samples=record.samples,
         steps=record.steps,
-        changes=parameters,
-        statistics=statistics,
+        changes=sizes,
+        weight=weight_of(record, model, policy),
+        statistics=_statistics(update, model),
     )
 
 

@@ -24,6 +24,7 @@ from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.factor_mean import check_factors
+from toolkit.aggregation.limits.reference import RoundLimits
 from toolkit.aggregation.recover import as_tensors
 from toolkit.aggregation.rules.element_rules import Distances, krum_choice, mean, trimmed_mean
 from toolkit.aggregation.rules.spooled_changes import SpooledChanges
@@ -250,6 +251,17 @@ class RuleAggregation:
 def new_aggregation(model: GlobalModel, policy: AggregationPolicy) -> Aggregation | RuleAggregation:
     """The aggregation of one round that `policy.rule` needs."""
     return Aggregation(model, policy) if policy.rule == "mean" else RuleAggregation(model, policy)
+
+
+def limit_statistics(
+    aggregation: Aggregation | RuleAggregation, limits: RoundLimits | None
+) -> None:
+    """Limit the statistics of a round's updates, if there are `limits` and the rule is the mean.
+
+    The other rules do not follow extreme statistics.
+    """
+    if limits is not None and isinstance(aggregation, Aggregation):
+        aggregation.limit_statistics(limits)
 
 
 def _spread(change: Tensor, part: TensorSlice | None) -> np.ndarray:

@@ -163,46 +163,6 @@ def test_an_update_within_its_limits_is_returned_as_it_came(kind: str, seed: int
     assert arrays is update[1]
 
 
-NORM = {"bn.running_mean": (3,), "bn.running_var": (3,)}
-
-
-def test_statistics_stay_within_their_factor(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    received = {"bn.running_mean": draw.normal(size=3), "bn.running_var": draw.uniform(0.1, 9, 3)}
-    model = GlobalModel({n: torch.tensor(v, dtype=torch.float32) for n, v in received.items()})
-    table = tuple(entry(n, s, n, role="buffer") for n, s in NORM.items())
-    sent = {
-        n: np.array([1e30, -1e30 * (n == "bn.running_mean"), received[n][2]], np.float32)
-        for n in NORM
-    }
-    usual = {"bn.running_mean": 0.5, "bn.running_var": 0.25}
-    limits = RoundLimits(Reference(steps=1, kinds={"full": 4}, statistics=usual))
-    _, arrays = limited_update((record_of("full", 4, table), sent), limits, model, AFM)
-    mean, var = (model.tensors[n].numpy().astype(np.float64) for n in NORM)
-    width, factor = 4.5 * np.sqrt(var + 1e-5), 4 * np.exp(0.25)
-    expected = [mean[0] + width[0], mean[1] - width[1], mean[2]]
-    np.testing.assert_allclose(arrays["bn.running_mean"], expected, rtol=1e-5)
-    expected = [(var[0] + 1e-5) * factor - 1e-5, (var[1] + 1e-5) / factor - 1e-5, var[2]]
-    np.testing.assert_allclose(arrays["bn.running_var"], expected, rtol=1e-5)
-    assert limits.limited[0] is not None
-    assert limits.limited[0].tensors == 2
-
-
-@pytest.mark.parametrize("times", [2.5, 3.5])
-def test_statistics_beside_a_far_change_are_not_taken(times: float, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    model = GlobalModel({"w": torch.zeros(4), **{n: torch.full((3,), 2.0) for n in NORM}})
-    table = (entry("w", (4,), "w"), *(entry(n, s, n, role="buffer") for n, s in NORM.items()))
-    sent = {n: draw.uniform(1.5, 2.5, 3).astype(np.float32) for n in NORM}
-    sent["w"] = np.full(4, 2 * times, np.float32)
-    limits = RoundLimits(Reference(steps=1, kinds={"full": 4}, changes={"w": 1.0}))
-    _, arrays = limited_update((record_of("full", 4, table), sent), limits, model, AFM)
-    np.testing.assert_allclose(arrays["w"], 2.0, rtol=1e-6)
-    for name in NORM:
-        expected = sent[name] if times < 3 else np.full(3, 2.0)
-        np.testing.assert_array_equal(arrays[name], expected)
-
-
 def test_the_rows_of_other_classes_do_not_hide_a_change() -> None:
     """A device with one class of two changes one row; the other row is not part of its figure."""
     table = (replace(entry("w", (2, 3), "w"), by_class=True),)
@@ -213,7 +173,7 @@ def test_the_rows_of_other_classes_do_not_hide_a_change() -> None:
 
 
 def claim(kind: str, samples: int, steps: int = 10) -> Figures:
-    return Figures(kind=kind, samples=samples, steps=steps, changes={}, statistics={})
+    return Figures(kind=kind, samples=samples, steps=steps, changes={})
 
 
 def test_samples_are_capped_by_kind() -> None:
@@ -286,4 +246,3 @@ def test_what_a_device_received_is_the_truncated_tensor(seed: int) -> None:
         arrays = {e.name: cut[e.name].numpy() for e in table}
         own = figures((record_of(spec, 4, table), arrays), federation.model, AFM)
         assert max(own.changes.values()) < 1e-6, spec
-        assert max(own.statistics.values(), default=0.0) < 1e-6, spec

@@ -1,0 +1,123 @@
+"""Keeps batch norm's statistics of a round's updates near their medians.
+
+Statistics are measured, not trained: those of honest devices resemble each other, whatever the
+global model holds. So each is compared with those of the same round, not with what the device
+received. They are few, so those of all updates are in memory until the round's end.
+
+For each element, let c be the median over the n updates that hold it, and d the median of the
+distances to c. The mean is taken of the values within [c - d, c + d]; a value outside is moved to
+the nearer end. A variance is compared by its logarithm. If n < ENOUGH, what the devices received
+takes part in both medians, because two devices do not say which of them is right.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+ENOUGH = 3
+"""Fewer updates have no median of their own."""
+STATISTIC = 4.0
+"""A variance is told if it is further away than d by this factor, a mean if it is further by this
+many standard deviations. Between d and that, values of honest devices are moved as well."""
+ROUNDING = 1e-6
+"""A value that is further than d by less, relative to d, is not moved: c and d are rounded."""
+EPSILON = 1e-5
+"""Added to variances, as batch norm does."""
+
+
+@dataclass(frozen=True)
+class CentralMeans:
+    """The means of the statistics of several updates.
+
+    Attributes:
+        means: The means by the name of a tensor, float64; NaN for elements that no update holds.
+            Tensors in which no value was moved are left out.
+        times: For each update, by tensor, how far it exceeded what is told; only above 1.
+    """
+
+    means: Mapping[str, np.ndarray]
+    times: Sequence[Mapping[str, float]]
+
+
+def central_means(
+    sent: Sequence[Mapping[str, np.ndarray]],
+    weights: Sequence[float],
+    received: Mapping[str, np.ndarray],
+) -> CentralMeans:
+    """The means of statistics, with values far from the median moved towards it.
+
+    Args:
+        sent: The statistics of each update by the name of a tensor, in the shape of the whole
+            tensor; NaN for elements that the update does not hold.
+        weights: The weight of each update.
+        received: The global model's statistics.
+    """
+    means: dict[str, np.ndarray] = {}
+    times: list[dict[str, float]] = [{} for _ in sent]
+    for name in sorted({name for own in sent for name in own}):
+        rows = [row for row, own in enumerate(sent) if name in own]
+        values = np.stack([sent[row][name] for row in rows]).astype(np.float64)
+        near, far = _near(name, values, received)
+        for row, own_far in zip(rows, far, strict=True):
+            if own_far > 1:
+                times[row][name] = own_far
+        if not np.array_equal(near, values, equal_nan=True):
+            means[name] = _mean(near, np.asarray([weights[row] for row in rows]))
+    return CentralMeans(means, times)
+
+
+def variance_beside(name: str) -> str:
+    """The name of the variance that belongs to the statistic `name`, or `name` itself."""
+    return name.removesuffix("running_mean").removesuffix("running_var") + "running_var"
+
+
+def _near(
+    name: str, values: np.ndarray, received: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, list[float]]:
+    """The `values` of a statistic, moved if they are far; how many times each row is too far."""
+    old = received[name].astype(np.float64)
+    if variance_beside(name) != name:
+        deviation = np.sqrt(received[variance_beside(name)].astype(np.float64) + EPSILON)
+        moved, far = _toward_median(values, old, STATISTIC * deviation)
+    else:
+        unit = np.full(old.shape, math.log(STATISTIC))
+        moved, far = _toward_median(np.log(values + EPSILON), np.log(old + EPSILON), unit)
+        moved = np.maximum(np.exp(moved) - EPSILON, 0.0)
+    return np.where(np.isnan(moved), values, moved), far
+
+
+def _toward_median(
+    values: np.ndarray, old: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, list[float]]:
+    """The values that are moved, NaN in place of others; how many times each row is too far."""
+    few = np.sum(~np.isnan(values), axis=0) < ENOUGH
+    voters = np.concatenate([values, np.where(few, old, np.nan)[None]])
+    center = _medians(voters)
+    spread = _medians(np.abs(voters - center))
+    distances = np.abs(values - center)
+    is_far = distances > spread * (1 + ROUNDING)
+    moved = np.where(is_far, np.clip(values, center - spread, center + spread), np.nan)
+    far = np.nan_to_num(distances / (unit + spread))
+    return moved, far.reshape(len(values), -1).max(axis=1, initial=0.0).tolist()
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The weighted mean over the rows, without NaN; NaN where all are."""
+    by_row = weights.reshape(-1, *[1] * (values.ndim - 1)) * ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: np.ndarray = (by_row * np.nan_to_num(values)).sum(axis=0) / by_row.sum(axis=0)
+    return mean
+
+
+def _medians(values: np.ndarray) -> np.ndarray:
+    """The median over the rows, without NaN; NaN where all are."""
+    ordered = np.sort(values, axis=0)  # NaN comes last
+    count = np.sum(~np.isnan(values), axis=0)
+    low, high = (
+        np.take_along_axis(ordered, np.maximum(at, 0)[None], axis=0)[0]
+        for at in ((count - 1) // 2, count // 2)
+    )
+    medians: np.ndarray = low / 2 + high / 2
+    return medians
