@@ -14,14 +14,14 @@ from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
-from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.submodels.global_model import GlobalModel
 from toolkit.aggregation.limits.update_limits import figures
+from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.simulation import simulate
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulation_config import load_simulation
+from toolkit.submodels.global_model import GlobalModel
 
 KINDS = ("full", "low-rank:0.25,keep=1", "cp:2.0", "width:0.5")
 CLIENTS = 8

@@ -35,8 +35,8 @@ class Figures(Struct, frozen=True, kw_only=True, eq=False):
         changes: The root mean square of the change, by the name of a global tensor. If the family
             trains a personal model, the key is the submodel, `|` and the name.
         weight: The weight of the update.
-        statistics: Batch norm's statistics by the name of a global tensor, in the shape of the whole
-            tensor. Elements that the update does not hold are NaN.
+        statistics: Batch norm's statistics by the name of a global tensor, in the whole tensor's
+            shape. Elements that the update does not hold are NaN.
     """
 
     kind: str

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,7 +18,6 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import figures, limited_update
 from toolkit.families import recovering_family
-from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.spec import parse_spec
 from updates import OLD, Array, entry, record_of
