@@ -20,7 +20,7 @@ class ClientLimits:
 
     Attributes:
         reference: The reference for the updates of this round.
-        limited: What was limited of an update, by client, after `limit_statistics`.
+        limited: What was limited of an update, by client.
     """
 
     def __init__(self, reference: Reference) -> None:
@@ -34,11 +34,13 @@ class ClientLimits:
         """Add what a worker found, by client."""
         self._figures |= own
         self._streamed |= limited
+        self.limited |= limited
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """Forget the updates of `clients`, which are not in the model."""
         for client in clients:
             self._figures.pop(client, None)
+            self.limited.pop(client, None)
 
     def keep(self, client: int, update: Received) -> None:
         """Keep a checked update of a new kind in a file until all clients have trained."""
@@ -56,7 +58,7 @@ class ClientLimits:
             aggregation.add_checked(*limited_update(update, limits, model, policy))
             self._figures[client] = limits.figures[-1]
             if (limited := limits.limited[-1]) is not None:
-                self._streamed[client] = limited
+                self._streamed[client] = self.limited[client] = limited
         self.reference = limits.reference
         self._waiting.remove()
         self._waiting = None

@@ -12,16 +12,13 @@ from device_agent.formats.protocol.fleet import Limited
 from models_for_tests import CLASSES, INPUT_SHAPE
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
-from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import figures
-from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.simulation import simulate
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulation_config import load_simulation
-from toolkit.submodels.global_model import GlobalModel
 
 KINDS = ("full", "low-rank:0.25,keep=1", "cp:2.0", "width:0.5")
 CLIENTS = 8
@@ -115,7 +112,6 @@ def test_updates_that_are_left_out_set_no_limits() -> None:
     limits = ClientLimits(Reference())
     limits.note(own, {3: Limited(times=9.0, tensor="w", tensors=1)})
     limits.leave_out([3, 4])
-    limits.limit_statistics(Aggregation(GlobalModel({}), AggregationPolicy()))
     assert limits.limited == {}
     assert limits.next_reference() == Reference().after([own[0], own[1], own[2]])
     assert limits.next_reference().kinds == {"full": 20}
