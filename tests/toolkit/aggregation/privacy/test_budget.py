@@ -13,18 +13,19 @@ from refusals import refused
 from toolkit.aggregation.privacy.budget import PrivacyBudget, PrivacyPlan, Sampled, noise_for
 
 PUBLISHED = {
-    # Abadi et al. 2016, figure 2: the moments accountant gives 1.26 (rounded) for 10,000 steps.
+    # Abadi et al. 2016, section 5.1 (figure 2): 100 epochs with lots of 1%, sigma = 4.
     "Abadi et al. 2016": (0.01, 4.0, 10_000, 1e-5, 1.26),
-    # The tutorial of TensorFlow Privacy on MNIST: 60 epochs with batches of 256, 2.92.
-    "TensorFlow Privacy, 60 epochs": (256 / 60_000, 1.1, 60 * 60_000 // 256, 1e-5, 2.92),
-    # The same after 15 epochs: 1.18 in dp-accounting's README of `compute_dp_sgd_privacy`.
-    "15 epochs": (250 / 60_000, 1.3, 15 * 60_000 // 250, 1e-5, 1.19),
+    # TensorFlow Privacy, `compute_dp_sgd_privacy`: 60 epochs of MNIST with batches of 256.
+    "compute_dp_sgd_privacy": (256 / 60_000, 1.12, 14_063, 1e-5, 2.92),
+    # TensorFlow Privacy, the table of its tutorials on MNIST: 15 and 45 epochs.
+    "tutorial, 15 epochs": (256 / 60_000, 1.3, 3_516, 1e-5, 1.19),
+    "tutorial, 45 epochs": (256 / 60_000, 0.7, 10_547, 1e-5, 7.10),
 }
 
 
 @pytest.mark.parametrize("setting", PUBLISHED)
 def test_settings_of_the_literature(setting: str) -> None:
-    """Later accountants are tighter, so ours is below the published figure, and above the truth."""
+    """Later bounds are tighter: ours is below the published figure, and above the truth."""
     probability, noise, rounds, delta, published = PUBLISHED[setting]
     found = PrivacyBudget(delta).spent([Sampled(probability, noise)] * rounds)
     sampled = dp_accounting.PoissonSampledDpEvent(probability, dp_accounting.GaussianDpEvent(noise))
@@ -32,7 +33,7 @@ def test_settings_of_the_literature(setting: str) -> None:
     for accountant in (own, tight):
         accountant.compose(sampled, rounds)
     assert found == pytest.approx(own.get_epsilon(delta), rel=1e-9)
-    assert tight.get_epsilon(delta) < found < published
+    assert tight.get_epsilon(delta) < found < published < 1.3 * found
 
 
 def test_rounds_of_all_devices_are_one_gaussian_mechanism() -> None:
