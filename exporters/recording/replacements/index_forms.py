@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 from torch._export import non_strict_utils
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from exporters.programs import source_lines
 from exporters.programs.torch_internals import replaced
 from exporters.recurrence.replacements import Replacement
+from profiles.errors import ModelError
 
 HANDLER: Any = getattr(non_strict_utils, "_NonStrictTorchFunctionHandler", SimpleNamespace())
 OVERRIDE: Any = getattr(HANDLER, "_override", None)
@@ -126,6 +129,14 @@ def overridden(handler: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, An
     """What `torch.export` calls in place of `func`: for an index that is a tensor, `indexed`."""
     if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
         axes = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(isinstance(part, slice) and is_cut_by_value(part) for part in axes):
+            raise ModelError(
+                "The model cuts a tensor at a place that depends on values{place}; only the batch "
+                "size may vary. Keep all elements, and mask those that do not count: with the "
+                "numbers `lengths`, torch.arange(n) < lengths.unsqueeze(1) is a mask.",
+                code="model.data-dependent-size",
+                place=source_lines.parenthesized(source_lines.running_line()),
+            )
         if any(map(is_integer, axes)) and all(map(is_plain, axes)):
             return indexed, (func, *args), {}
     return OVERRIDE(handler, func, args, kwargs)  # type: ignore[no-any-return]
@@ -134,6 +145,11 @@ def overridden(handler: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, An
 def integers_stay_tensors() -> AbstractContextManager[None]:
     """Let `torch.export` record `x[i]` without reading the integer from the tensor `i`."""
     return replaced([(HANDLER, "_override", overridden)])
+
+
+def is_cut_by_value(part: slice) -> bool:
+    """Whether a bound of a slice is a recorded tensor."""
+    return any(isinstance(bound, FakeTensor) for bound in (part.start, part.stop, part.step))
 
 
 def is_integer(part: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Replaces Python's `len`, `int` and `float` in a model's code: they return fixed numbers.
+"""Replaces Python's `len`, `int`, `float` and `round` in a model's code: they return fixed numbers.
 
 The length of a batch becomes a size that depends on the batch. The number of a recorded tensor
 stays a tensor, and a quotient of sizes, as in `int(x.shape[0] / 4)`, stays a size.
@@ -29,6 +29,15 @@ def length(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], torch.SymInt):
         return value.shape[0]
     return builtins.len(value)
+
+
+def rounded(value: Any, *digits: Any, **named: Any) -> Any:
+    """`round(value, digits)`; a tensor for a recorded tensor."""
+    if not isinstance(value, FakeTensor):
+        return builtins.round(value, *digits, **named)
+    places = [*digits, *named.values()]
+    scale = 10.0 ** (places[0] if places and places[0] is not None else 0)
+    return (value * scale).round() / scale
 
 
 class OfType(type):
@@ -80,7 +89,7 @@ def divide(size: SymInt, other: Any) -> Any:
 
 
 TRUE_DIVISION = SymInt.__truediv__
-FUNCTIONS = {"len": length, "int": Integer, "float": Float}
+FUNCTIONS = {"len": length, "round": rounded, "int": Integer, "float": Float}
 """What stands for each function."""
 
 
@@ -116,7 +125,7 @@ def only_calls(file: str | None, name: str) -> bool:
 
     It may also be a type of elements, as in `torch.zeros(3, dtype=int)`.
     """
-    if name == "len":
+    if not isinstance(FUNCTIONS[name], type):
         return True
     try:
         tree = ast.parse(Path(file or "").read_bytes())

@@ -325,7 +325,8 @@ def set_data(_: Any, x: Tensor, value: Tensor) -> None:
         return
     raise ModelError(
         "The model replaces the `data` of a tensor{place}. Compute with the new value instead, as "
-        "in F.linear(x, weight.clamp(-1, 1)).",
+        "in F.linear(x, weight.clamp(-1, 1)). If the first batch sets a parameter, run the model "
+        "once on real samples in the function that makes the model.",
         code="model.writes-own-tensor",
         place=called_place(),
     )

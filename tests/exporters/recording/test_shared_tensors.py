@@ -1,7 +1,7 @@
 """A twin shares the numbers of the parameters, but running it leaves the model as it was."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from exporters.recording.shared_tensors import twin_of
 
@@ -30,3 +30,30 @@ def test_parameters_with_two_names_stay_one() -> None:
     model["second"].weight = model["first"].weight
     twin = twin_of(model)
     assert twin["second"].weight is twin["first"].weight
+
+
+class Hooked(nn.Module):
+    """Keeps a feature of its layer by a hook that is a closure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = nn.Linear(4, 3), dict[str, Tensor]()
+
+        def keep(
+            module: nn.Module, x: object, y: Tensor, kept: dict[str, Tensor] = self.kept
+        ) -> None:
+            kept["y"], self.kept["z"] = y, y + 1
+
+        self.layer.register_forward_hook(keep)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y * self.kept["y"] + self.kept["z"]
+
+
+def test_hooks_of_a_copy_write_into_the_copy() -> None:
+    model = Hooked()
+    x = torch.randn(5, 4)
+    y = nn.functional.linear(x, model.layer.weight, model.layer.bias)
+    torch.testing.assert_close(twin_of(model)(x), y * y + y + 1)
+    assert not model.kept
