@@ -109,10 +109,11 @@ def die_at(job: Job) -> Callable[[], None]:
             last = count == job.stop
             if last and job.before:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*arguments, **options)
-            if last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return call(*arguments, **options)
+            finally:  # also after a write that fails, such as the deletion of a missing file
+                if last:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return wrapped
 

@@ -1,6 +1,7 @@
 """Compares the settings of the federation's file with those that are in effect.
 
-Some may change between rounds. Others would make the model or its judgement another one.
+Some settings may change between rounds. Others may not, because they define the model or how it is
+judged.
 """
 
 import json
@@ -129,7 +130,7 @@ def record_changes(
     """Let `changes`, which were found at a start, hold for the round that is open or opens next.
 
     Updates that have come for this round still count. Changes that an operator has applied already
-    are in the audit log. If they were taken back in the file before their round, the log says so.
+    are in the audit log. If the file took them back before their round, the log says so.
     Updates of an earlier model do not count. `loss` says what the user's own loss computes.
     """
     scheduled = store.settings.scheduled()
@@ -188,7 +189,7 @@ def changes_while_running(
 
 
 def need_new_bundles(changes: Iterable[Change]) -> bool:
-    """Whether `changes` make new bundles of devices necessary."""
+    """Whether devices need new bundles because of `changes`."""
     changes = list(changes)
     named = any(c.key.startswith("training.") or c.key.endswith(".submodel") for c in changes)
     return named or changes_model(changes)
@@ -265,7 +266,7 @@ def _flat(document: dict[str, Any]) -> dict[Key, Any]:
 def check_same_loss(config: CoordinatorConfig, store: Store, code: str | None) -> None:
     """Raise InputError if the user's own loss has changed since the state folder was made.
 
-    `code` describes what the loss computes now; None for other losses.
+    `code` describes the present loss; None for built-in losses.
     """
     if code is None:
         return

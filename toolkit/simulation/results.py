@@ -69,9 +69,9 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         accuracy: Accuracy of the new global model on held-out samples; None for a regression.
         loss: Mean loss of the new global model on these samples. A loss that is not finite is null
             in the file, and is read as NaN.
-        held_out: Further figures on these samples, such as figures of each class; None without any.
-        devices: How the clients of this round judge the model that they received, the model of the
-            round before; None without `[evaluation]`.
+        held_out: Further figures on these samples, such as figures of each class, or None.
+        devices: How the clients of this round judge the model that they received, which is the
+            model of the previous round; None without `[evaluation]`.
         local_accuracy: Accuracy of the clients' own models after training, on samples that the
             clients held out; None if they held out no samples.
         clients: Number of clients whose updates are in the model.
@@ -86,16 +86,17 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         simulated_s: Time that the round would take on the devices; None if they have no profiles.
         memory: The most memory that a client of the round needs, in bytes: the upper bound of the
             predicted peak of its agent. None if devices have no profiles.
-        mean_staleness: Mean staleness of the updates of an asynchronous round: how many versions
-            were made since the one that an update was trained from. None in synchronous rounds.
+        mean_staleness: Mean staleness of the updates of an asynchronous round. The staleness is
+            the number of versions that were made after the version that an update was trained
+            from. None in synchronous rounds.
         max_staleness: The largest staleness.
         hostile: The numbers of the hostile clients whose updates are in the model; None if no
             client of the federation is hostile.
-        limited: What was limited of an update, by the client's number; None without limits.
+        limited: What the limits changed in an update, by the client's number; None without limits.
         left_out: Why the judge left out an update, by the client's number; None without a judge.
         privacy: What the rounds so far have spent of the privacy budget; None without [privacy].
-        backdoor: With the attack `backdoor`: the share of held-out samples of other classes that
-            the model takes for the attackers' class when they have the trigger.
+        backdoor: The success of the attack `backdoor`: the share of held-out samples of other
+            classes that the model assigns to the attackers' class if they have the trigger.
     """
 
     round: int
@@ -135,7 +136,7 @@ class RunFolder:
 
     Attributes:
         history: The finished rounds.
-        kept_models: How many models stay. In asynchronous rounds clients train from earlier ones.
+        kept_models: How many models stay. In asynchronous rounds clients need earlier models.
     """
 
     def __init__(self, root: Path) -> None:
@@ -170,8 +171,7 @@ class RunFolder:
     def check_loss(self, code: str, force: bool) -> None:
         """Raise InputError if the user's own loss has changed since earlier rounds.
 
-        `code` describes what it computes now. With `force`, `begin` will replace the earlier
-        rounds.
+        `code` describes the present loss. With `force`, `begin` will replace the earlier rounds.
         """
         before = None if force or self._is_unused() else self.settings().get(LOSS_CODE)
         if before is not None and other_loss(before, code):
@@ -224,7 +224,7 @@ class RunFolder:
     def best_model(self) -> bytes | None:
         """The global model of the best round; None before the first round.
 
-        Also None if an earlier version simulated that round.
+        Also None if an earlier version of EdgeTailor simulated that round.
         """
         best = max(self.history, key=lambda result: result.quality, default=None)
         if best is None or self._newest.get("best") != best.round:
@@ -232,7 +232,7 @@ class RunFolder:
         return self._file("best", best.round).read_bytes()
 
     def reference(self) -> Reference:
-        """What the updates of finished rounds were like, for the limits of the next round."""
+        """The medians of updates of finished rounds, for the limits of the next round."""
         newest = self._newest.get("reference")
         if newest is None:
             return Reference()
@@ -244,8 +244,8 @@ class RunFolder:
     ) -> None:
         """Write the global model of a round, then its line.
 
-        The model is written a second time if no earlier round is as good. `reference` is for the
-        limits of the next round.
+        If no earlier round is as good, the model is also written as the best model. `reference` is
+        for the limits of the next round.
         """
         if reference is not None:
             write(self._file("reference", result.round), encode(reference))

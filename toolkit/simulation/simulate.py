@@ -276,7 +276,7 @@ def first_quality(model: Federation, held_out: tuple[np.ndarray, np.ndarray]) ->
 
 
 class SimulationData(NamedTuple):
-    """The samples for the clients, those to evaluate the global model, and the writers if known.
+    """The samples for the clients, samples to evaluate the global model, and the writers if known.
 
     If `held_out` is None, a share of the samples is held out.
     """
@@ -351,7 +351,7 @@ def partition(
     order: np.random.Generator,
     writers: np.ndarray | None = None,
 ) -> Parts:
-    """Share the samples that have `labels` and `writers` among `clients`, as `table` says.
+    """Share the samples, with their `labels` and `writers`, among `clients`, as `table` says.
 
     Raises InputError for too few samples, and for a partition by labels without classes.
     """

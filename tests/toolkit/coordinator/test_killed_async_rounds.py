@@ -4,6 +4,7 @@ The devices and the operator are in this process, the coordinator in another one
 1 to a number of its own. So the model shows how often each update counts, and with which weight.
 """
 
+import json
 import multiprocessing
 import os
 import random
@@ -32,7 +33,7 @@ from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.refusals import RefusalError
-from toolkit.coordinator.storage.coordinator_store import Store
+from toolkit.coordinator.storage.coordinator_store import FLIGHTS, Store
 from vector_fleet import CONFIG, SIZE, VectorModel, configured
 from waiting_fleet import update_of
 
@@ -120,7 +121,8 @@ class Training:
     Attributes:
         number: The number of the model to which it adds 1.
         round: The round whose model it trains.
-        known: Whether the coordinator has had a turn since it gave the work.
+        kills: How often the coordinator had been killed when it gave the work.
+        known: Whether the coordinator has written that the device trains, as it does in each turn.
         taken: Whether the device has a receipt for the update.
     """
 
@@ -128,6 +130,7 @@ class Training:
     round: int
     tensors: bytes
     record: bytes
+    kills: int
     known: bool = False
     taken: bool = False
 
@@ -229,7 +232,7 @@ class Fleet:
         trained = load(weights)["w"].copy()
         trained[number] += 1
         update = update_of({"w": trained}, manifest, samples=10)
-        self.holding[name] = Training(number, round_, *update)
+        self.holding[name] = Training(number, round_, *update, self.kills)
         self.trainings.append(self.holding[name])
 
     def send(self, name: str) -> None:
@@ -245,7 +248,7 @@ class Fleet:
         """Let time pass at the coordinator. Returns the phase."""
         phase: str = self.call("turn")
         for training in self.holding.values():
-            training.known = True
+            training.known |= training.kills == self.kills
         self.note_counted()
         return phase
 
@@ -272,6 +275,10 @@ class Fleet:
         self.note_counted()
         with closing(sqlite3.connect(self.folder / "state" / "state.sqlite3")) as db:
             kept = [sha256 for (sha256,) in db.execute("SELECT sha256 FROM updates")]
+            row = db.execute("SELECT value FROM meta WHERE key = ?", (FLIGHTS,)).fetchone()
+            flights = {} if row is None else json.loads(row[0])
+            for name, training in self.holding.items():
+                training.known |= flights.get(name) == training.round
             decided = dict(db.execute("SELECT device, outcome FROM decisions").fetchall())
         known = Counter({*kept, *self.counted.values()})
         for training in self.trainings:

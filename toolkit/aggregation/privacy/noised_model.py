@@ -1,8 +1,8 @@
 """The next global model from the noised sum of the devices' clipped changes.
 
 Let S be the sum of the clipped changes of a round's updates. Each device of kind k is asked with
-the same probability q; n is the number of devices, by element those of the kinds that hold it. b is
-the mean of what these kinds receive: the global tensor, or with factors the composed tensor. Then
+the same probability q. For each element, n is the number of devices whose kinds hold it, and b is
+the mean of the values that they receive: the global tensor, or the composed factors. Then
 
     new = b + (S + deviation N(0, 1)) / max(1, q n)
 
@@ -29,7 +29,7 @@ from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
 def expected_devices(
     model: GlobalModel, kinds: Iterable[tuple[Submodel, float]]
 ) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """What devices receive of each global tensor, and how many devices are expected to hold it.
+    """The values that devices receive of each global tensor, and how many devices should hold them.
 
     Args:
         model: The global model that devices receive.

@@ -64,7 +64,7 @@ class DeviceSelection:
 
         If the round is open after a restart, these are the devices that it asked before. Otherwise
         they are drawn. Devices in `earlier` have already sent an update for this round. The limits
-        stay those of its first opening, also with new settings.
+        are those of the round's first opening, even if the settings have changed since.
         """
         coordinator = self._coordinator
         store, config = coordinator.store, coordinator.config

@@ -46,7 +46,7 @@ class Model(Protocol):
     """The part of a global model that the rounds need. `Federation` implements it."""
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """Map the names of the bundle's files for the current round `round_` to their contents."""
+        """The files of the bundle for the current round `round_`: contents by file name."""
 
     def check(self, update: Update, origin: str) -> None:
         """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
@@ -58,7 +58,7 @@ class Model(Protocol):
         """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
 
     def figures(self, update: Update) -> Figures:
-        """The figures of `update` before its limits; `check` has accepted the update."""
+        """The figures of `update` before it is limited; `check` has accepted the update."""
 
     def fold_checked(self, updates: Iterable[Update], limits: RoundLimits | None = None) -> None:
         """Aggregate updates, which `check` has accepted, each within `limits`."""
@@ -151,12 +151,12 @@ class RoundAggregation:
     An update is left out if it is damaged or far beyond its bounds. An update is also left out if
     the aggregated model cannot predict or train with this update. If every update is left out, the
     model stays as it was. If `bounded`, the other updates are limited; see
-    `toolkit/aggregation/limits/update_limits.py`. If the new model misses `bar`, updates are left
-    out without which it does not; see `toolkit/aggregation/model_judge.py`.
+    `toolkit/aggregation/limits/update_limits.py`. If the new model misses `bar`, the updates that
+    are the cause are left out; see `toolkit/aggregation/model_judge.py`.
 
     Attributes:
         left_out: Maps a device to the reason why its update was left out.
-        limited: Maps a device to what was limited of its update.
+        limited: Maps a device to what the limits changed in its update.
         reference: The reference for the limits of the next round; None without limits.
         excess: Maps a device to how far its update exceeds the numbers that it is compared with.
         staleness: In asynchronous rounds, maps a device to the staleness of its update.

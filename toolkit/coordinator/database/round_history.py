@@ -1,4 +1,4 @@
-"""The results of the rounds that are over, and which models they led to."""
+"""The results of the rounds that are over, and the models after these rounds."""
 
 import json
 import sqlite3
@@ -89,7 +89,7 @@ class RoundHistory:
         return rounds
 
     def origin(self) -> int | None:
-        """The round whose model was trained in the round that led to the current model, or None."""
+        """The round from whose model the current model was trained; None if it was not trained."""
         with self._database.transaction() as db:
             (current,) = db.execute(schema.CURRENT_ROUND).fetchone()
             row = db.execute("SELECT started_from FROM history WHERE round = ?", (current,))

@@ -50,7 +50,7 @@ class ServingKeys(Table):
     - `phones`: serve the page with which phones join.
     - `public`: show strangers the round and the quality of the model at `/operator/public`.
     - `site`: be a site of a larger fleet. A round begins with a model from Flower's server and ends
-      with a partial aggregate for it.
+      with a partial aggregate for that server.
     - `title`, `purpose`, `contact`: texts that owners of devices read before they join.
     - `tls_cert`, `tls_key`: PEM files. With them the coordinator uses https.
     """

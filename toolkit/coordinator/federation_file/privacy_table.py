@@ -1,4 +1,4 @@
-"""The table [privacy] of the federation's file, and the keys that do not go with it."""
+"""The table [privacy] of the federation's file, and the keys that it excludes."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -25,7 +25,7 @@ class PrivacyTable(Table):
 
     With differential privacy, the models tell little about a single device's data:
 
-    - `clip`: the largest L2 norm of what a device changes.
+    - `clip`: the largest L2 norm of a device's change.
     - `clip_quantile`: `clip` follows this quantile of the norms from round to round.
     - `delta`: the delta of the guarantee; at most 1 / number of devices.
     - `epsilon`: the most that all rounds together may spend.
@@ -102,7 +102,7 @@ class PrivacyTable(Table):
 def with_privacy(given: Any) -> Any:
     """The content of the file, with the keys that its table [privacy] sets.
 
-    Raises ValueError if a key says something else.
+    Raises ValueError if one of these keys has another value in the file.
     """
     if not isinstance(given, Mapping) or given.get("privacy") is None:
         return given

@@ -120,7 +120,7 @@ class OperatorList:
 class NewKey(Order, frozen=True, kw_only=True):
     """A new key of the coordinator in place of the key with the fingerprint `key`.
 
-    Devices follow for `days`.
+    Devices can change to the new key for `days`.
     """
 
     key: Annotated[str, Meta(max_length=64)]
@@ -128,16 +128,16 @@ class NewKey(Order, frozen=True, kw_only=True):
 
 
 class NewDeviceSecret(Order, frozen=True, kw_only=True):
-    """A new secret of a device. The old one is valid until then, and at most for `days`."""
+    """A request for a device's new secret. The old secret stays valid for at most `days`."""
 
     days: Annotated[float, Meta(gt=0, le=MOST_DAYS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierKey:
-    """The fingerprint of an earlier key, and until when devices with this key may follow.
+    """The fingerprint of an earlier key.
 
-    `until` is in seconds since 1970.
+    Devices with this key can change to the current key until `until`, in seconds since 1970.
     """
 
     fingerprint: str
@@ -213,7 +213,7 @@ class DevicePage:
 
 @dataclass(frozen=True)
 class TrainedRound:
-    """An update of a device that is in the global model, or in the open round."""
+    """A device's update, which is in the global model or in the open round."""
 
     round: int
     samples: int
@@ -224,10 +224,10 @@ class TrainedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceDetail:
-    """All that is known about a device: `machine` as it joined, its last updates, its audit log.
+    """All that is known about a device: its machine at joining, its last updates, its audit log.
 
     The newest updates and entries come first. If the device was asked for a new secret and has not
-    made it yet, its old one is valid until `secret_until`, in seconds since 1970.
+    made it yet, its old secret is valid until `secret_until`, in seconds since 1970.
     """
 
     version: int = 1
@@ -246,7 +246,7 @@ class Overview:
     round is open. A round needs at least `needed` updates to close. `missing` names some of the
     `missing_count` devices that the round waits for. `joined` and `expected` count devices before
     the first round, and are 0 later. `states` counts the devices by state. While the rounds are
-    `paused`, none opens. `selected` is None unless the round asks some devices only. `privacy` is
+    `paused`, none opens. `selected` is None if the round asks all devices. `privacy` is
     what the rounds have spent of the privacy budget; None without differential privacy.
     """
 

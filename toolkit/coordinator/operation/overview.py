@@ -1,4 +1,4 @@
-"""What the operator sees first: the open round, who is missing, the quality, and warnings."""
+"""The operator's first view: the open round, missing devices, the quality, and warnings."""
 
 from collections import Counter
 
@@ -79,8 +79,8 @@ class Overviews(DeviceList):
     def pulse(self) -> tuple[object, ...] | None:
         """A value that changes when something happens that the operator sees.
 
-        None if the federation is busy at the moment. It does not wait, so that a thread which many
-        requests share may call it.
+        None if the federation is busy at the moment. The method never waits, because a thread that
+        many requests share calls it.
         """
         if not self.lock.acquire(blocking=False):
             return None

@@ -83,9 +83,8 @@ SELECT sha256 FROM updates WHERE round > (SELECT max(round) FROM history) -
 class Store:
     """The state folder of one federation. `keep` says which models stay.
 
-    At the start, the newest and the best model are compared with their hashes; with `read_all` all
-    kept models.
-    `lock` is the lock of the folder, if the caller holds it already.
+    At the start, the newest and the best model are compared with their hashes; with `read_all`, all
+    kept models are. `lock` is the lock of the folder, if the caller holds it already.
 
     Raises InputError, and changes nothing, if another process uses the folder or if its federation
     cannot be continued.
@@ -182,8 +181,8 @@ class Store:
         Args:
             round_: The round that opens next.
             bundles: Each submodel with its files: one bundle is in memory at a time.
-            oldest: The first round whose bundles devices may still train. By default only
-                `round_`: then what devices have begun to send is forgotten, too.
+            oldest: The first round whose bundles devices may still train. By default this is
+                `round_`; then partly received updates are forgotten, too.
         """
         if oldest is None:
             self.incoming.clear()
@@ -225,7 +224,7 @@ class Store:
         return bundles if whole else {}
 
     def keep_flights(self, flights: Mapping[str, int]) -> None:
-        """Store the round that each device trains, of those that go on after their round."""
+        """Store which round each device trains that goes on after the end of this round."""
         self.set_value(FLIGHTS, json.dumps(flights, sort_keys=True))
 
     def flights(self) -> dict[str, int]:
@@ -233,7 +232,7 @@ class Store:
         return msgspec.json.decode(self.value(FLIGHTS) or "{}", type=dict[str, int])
 
     def keep_upload(self, device: str, received: IncomingFile) -> FileEntry:
-        """Keep the received tensors of `device`; they replace those that it sent before."""
+        """Keep the received tensors of `device`. They replace the tensors that it sent before."""
         entry = received.finish()
         with self._database.exclusively():
             before = self.upload(device)
@@ -306,7 +305,7 @@ class Store:
         """Keep the global model after a round, with its quality.
 
         `received` is how the devices judge the model that they received in this round. `reference`
-        is the one for the limits of the next round; None keeps the earlier one. `summed` are the
+        is for the limits of the next round; None keeps the stored `Reference`. `summed` are the
         devices in secure sums, which have no records of updates.
         """
         with self._unnamed() as put:
@@ -354,7 +353,7 @@ class Store:
                 retention.shorten_records(db, result.round)
 
     def judge_last(self, figure: FederatedEvaluation | None) -> None:
-        """Keep how the devices judge the model of the last round, and ask them no more."""
+        """Keep how the devices judge the model of the last round, and stop asking them."""
         with self._database.milestone() as db:
             if figure is not None:
                 (last,) = db.execute("SELECT max(round) FROM history").fetchone()
@@ -363,7 +362,7 @@ class Store:
             final_evaluation.forget(db)
 
     def reference(self) -> Reference:
-        """What earlier updates were like, for the limits of the next round."""
+        """The medians of earlier updates, for the limits of the next round."""
         text = self.value(REFERENCE)
         return Reference() if text is None else msgspec.json.decode(text, type=Reference)
 
@@ -406,7 +405,7 @@ class Store:
     ) -> None:
         """Record that `changes` are in effect from `round_` on, with their audit entries.
 
-        With `bundles`, the bundles of this round, which have the earlier settings, are forgotten.
+        With `bundles`, forget the bundles of this round, because they have the earlier settings.
         After a change of the model, its updates and the reference of the limits are forgotten, too.
         Then `loss` says what the user's own loss computes.
         """

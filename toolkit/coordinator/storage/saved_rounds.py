@@ -44,15 +44,15 @@ class SavedRound:
         updates: How many updates were aggregated.
         model: SHA-256 of the global model after the round.
         kept: Whether this model is kept. `keep` in the federation's file decides this.
-        lost: Whether the model is kept, but its file is missing.
+        lost: Whether the model should be kept, but its file is missing.
         started_from: The round whose model was trained; None for round 0.
         best: Whether this is the best round so far.
         current: Whether the next round starts from its model.
-        devices: How the devices that received this model judge it; None if they did not.
-        held_out: Further figures on held-out data, such as figures of each class; None without any.
+        devices: How the devices that received this model judged it; None if they did not.
+        held_out: Further figures on held-out data, such as figures of each class, or None.
         changes: The settings that changed before the round.
         left_out: Why an update was not used, by device.
-        limited: What was limited of an update, by device.
+        limited: What the limits changed in an update, by device.
         privacy: What the rounds up to this one have spent of a privacy budget, or None.
         staleness: In asynchronous rounds, how many updates had the staleness 0, 1, 2 and so on.
     """
