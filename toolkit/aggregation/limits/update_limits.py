@@ -51,6 +51,8 @@ CHANGE = 2.0
 LEAST = 1e-3
 """A change below this share of the tensor's root mean square is never limited: it may be no more
 than the rounding of the exchanged numbers."""
+HUGE = 1e20
+"""A change of a smaller size has no number that overflows float32."""
 PIECE = 1 << 13
 """How many numbers are compared at a time. BLAS divides a dot product of 10,000 numbers or more
 between threads, and the result would then depend on their number."""
@@ -90,12 +92,17 @@ class Change:
 
     def harmless(self) -> float:
         """A size that is never limited."""
-        return LEAST * _distance(self.old, np.zeros_like(self.old))
+        return LEAST * _distance(self.old)
 
     def within(self, limit: float, size: float) -> np.ndarray:
-        """The value in the update, moved towards the received value until the change is `limit`."""
-        old = self.old.astype(np.float64)
-        return (old + limit / size * (self.new - old)).astype(np.float32)
+        """The value in the update, moved towards the received value until its size is `limit`."""
+        if size > HUGE:
+            old = self.old.astype(np.float64)
+            return (old + limit / size * (self.new - old)).astype(np.float32)
+        value: np.ndarray = np.subtract(self.new, self.old, dtype=np.float32)
+        value *= np.float32(limit / size)
+        value += self.old
+        return value
 
 
 def figures(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Figures:
@@ -257,15 +264,16 @@ def _fitting(received: Tensor | None, entry: TensorEntry) -> np.ndarray:
     return received.detach().float().numpy()
 
 
-def _distance(new: np.ndarray, old: np.ndarray) -> float:
-    """The root mean square of new - old, without overflow."""
-    a, b = new.reshape(-1), old.reshape(-1)
+def _distance(new: np.ndarray, old: np.ndarray | None = None) -> float:
+    """The root mean square of new - old, or of `new` alone, without overflow."""
+    a, b = new.reshape(-1), None if old is None else old.reshape(-1)
     total, room = 0.0, np.empty(PIECE, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, a.size, PIECE):
-            one, other = a[start : start + PIECE], b[start : start + PIECE]
-            change = np.subtract(one, other, out=room[: one.size])
+            change = a[start : start + PIECE]
+            if b is not None:
+                change = np.subtract(change, b[start : start + PIECE], out=room[: change.size])
             total += float(np.dot(change, change))
     if not math.isfinite(total):
-        total = float(np.square(a.astype(np.float64) - b).sum())
+        total = float(np.square(a.astype(np.float64) - (0.0 if b is None else b)).sum())
     return math.sqrt(total / a.size) if a.size else 0.0
