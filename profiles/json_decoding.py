@@ -1,6 +1,7 @@
 """Decoding of untrusted JSON, with one error for every way in which it can be wrong."""
 
 import json
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -10,6 +11,16 @@ T = TypeVar("T")
 
 class MalformedError(msgspec.DecodeError):
     """Data that is not JSON or not of the requested type; the message says where."""
+
+
+def build_decoders(types: Iterable[type]) -> None:
+    """Let msgspec build what decoding each of `types` needs. Call this before threads decode them.
+
+    If two threads decode a type for the first time at once, msgspec 0.22 crashes the process: the
+    second thread reads the description of the type that the first is still filling.
+    """
+    for kind in types:
+        msgspec.json.Decoder(kind)
 
 
 def decode_json(data: bytes | str, type: type[T]) -> T:

@@ -12,7 +12,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from device_agent.formats.evaluation_counts import Judgement
-from device_agent.formats.protocol.fleet import Status
+from device_agent.formats.manifest import Manifest
+from device_agent.formats.protocol.fleet import (
+    FederatedEvaluation,
+    HeldOutFigures,
+    Limited,
+    Status,
+)
 from device_agent.formats.protocol.joining import Invitation, JoinReply, JoinRequest, NewSecret
 from device_agent.formats.protocol.key_changes import KeyChanges
 from device_agent.formats.protocol.problems import API, KEY_CHANGES, NO_SUCH_FILE, Problem
@@ -34,6 +40,8 @@ from device_agent.formats.protocol.secure_sums import (
 )
 from device_agent.formats.protocol.transfers import Upload
 from device_agent.formats.update import UpdateRecord
+from profiles.json_decoding import build_decoders
+from toolkit.aggregation.limits.reference import Reference
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.http import health_api, operator_api, secure_api
 from toolkit.coordinator.http.byte_ranges import ByteRange, etag
@@ -70,6 +78,8 @@ MESSAGES = [
     *(Order, SettingsOrder),
 ]
 """The types of the bodies that msgspec decodes instead of FastAPI."""
+DOCUMENTS = [FederatedEvaluation, HeldOutFigures, Limited, Manifest, Reference]
+"""Further types that several threads decode, from files and from the database."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -385,6 +395,7 @@ def create_app(
 
     The app must run behind RequestLimits, which checks credentials. The reference is at /docs.
     """
+    build_decoders([*MESSAGES, *DOCUMENTS])
     app = _DescribedApp(
         title="EdgeTailor coordinator",
         description="Devices enrol, fetch bundles, train them and send updates back.",
