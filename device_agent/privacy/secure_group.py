@@ -56,7 +56,7 @@ class SecureGroup:
 
     @cached_property
     def _ring(self) -> list[str]:
-        """The members in an order that follows from all their keys, so nobody can choose it."""
+        """The members in an order that follows from all keys, so no member can choose its place."""
         return sorted(
             self.members, key=lambda device: hashlib.sha256(self.context + device.encode()).digest()
         )

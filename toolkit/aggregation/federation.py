@@ -59,8 +59,8 @@ logger = logging.getLogger(__name__)
 class Federation:
     """A global model and the submodels that its devices train.
 
-    Use it in a server program of your own that runs several rounds. For a single round, `split`,
-    `export` and `aggregate` are enough; for rounds over HTTP there is `edgetailor serve`.
+    Use it in your own server program that runs several rounds. For a single round, `split`,
+    `export` and `aggregate` are enough. For rounds over HTTP, use `edgetailor serve`.
 
     The graphs of a submodel are compiled once. In later rounds, only its weights are cut again.
 
@@ -76,8 +76,8 @@ class Federation:
             Without them the statistics come from the samples of `evaluate`, which makes the model
             look better than it is.
         preprocessing: How the files of devices become samples; None if they have arrays.
-        inputs: What is known about the samples: the range of their numbers, and the inputs that
-            they hold.
+        inputs: What you know about the samples: the range of their numbers, and the inputs that are
+            packed into one sample.
 
     Raises:
         ModelError: If the model cannot be loaded.
@@ -143,7 +143,7 @@ class Federation:
         return bundle_files(program, graphs, values, self.model.fingerprint())
 
     def loss_code(self) -> str | None:
-        """What the user's own loss computes, as `loss_code` describes it; None for other losses."""
+        """A description of the user's own loss, made by `loss_code`; None for built-in losses."""
         if not isinstance(parse(self.training.loss), Own):
             return None
         return loss_code(
@@ -173,13 +173,13 @@ class Federation:
     ) -> None:
         """Aggregate `updates` of this model and those of earlier versions; all are checked.
 
-        `stale` has one entry for each earlier version. Its weights follow from its staleness; see
-        `stale_updates.py`. Call `keep_factors` before the first bundles are made. If `limits` are
-        given, each update is limited first.
+        `stale` has one entry for each earlier version. The older the version, the less its updates
+        count; see `stale_updates.py`. Call `keep_factors` before you make the first bundles. If
+        `limits` are given, each update is limited first.
 
         Raises:
             UpdateError: There is no update; the model then stays unchanged.
-            InputError: The federation has a `strategy`, which knows no versions.
+            InputError: The federation has a `strategy`, which cannot take earlier versions.
         """
         if self.strategy is not None:
             raise InputError(
@@ -204,7 +204,7 @@ class Federation:
         stale: Iterable[tuple[int, bytes, Iterable[Received]]],
         limits: RoundLimits | None = None,
     ) -> None:
-        """Do the same as `fold_stale`, with saved models; `stale` has (staleness, model, updates).
+        """Do the same as `fold_stale`. An entry of `stale` is (staleness, saved model, updates).
 
         Raises UpdateError if there is no update; the model then stays unchanged.
         """
@@ -214,8 +214,8 @@ class Federation:
     def keep_factors(self, specs: Iterable[str]) -> None:
         """Keep factors for each submodel in `specs` whose family averages factors.
 
-        Otherwise a family makes the first factors anew in each round until its first update. The
-        factors of two versions could then not be compared.
+        Without this call, a family computes new factors in each round until its first update
+        arrives. Then the factors of two versions cannot be compared.
         """
         kept = {**self.model.kept}
         for spec in map(parse_spec, specs):
@@ -234,10 +234,10 @@ class Federation:
         self._follow(aggregation.result())
 
     def take_stale(self, aggregation: Aggregation) -> None:
-        """Do the same as `take`, and fit the factors that no update holds to the new model, too.
+        """Do the same as `take`. Also fit the factors that no update holds to the new model.
 
-        In asynchronous rounds, a slow device may train factors while many versions are made without
-        it. Its factors are then compared with those of the newest version.
+        In asynchronous rounds, a slow device may train factors while the other devices make many
+        versions. Its factors are then compared with the factors of the newest version.
 
         Raises UpdateError if there is no update; the model then stays unchanged.
         """
@@ -280,7 +280,7 @@ class Federation:
             devices: How many devices of each submodel are expected in the sums.
             round_: The round in which they trained, from 1.
             deviation: The standard deviation of the noise in the sums.
-            random_bytes: Where the noise comes from.
+            random_bytes: The source of randomness for the noise.
 
         Raises:
             UpdateError: A number became too large; the model then stays unchanged.
@@ -300,8 +300,8 @@ class Federation:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace tensors of the model by `tensors`, which were averaged elsewhere.
 
-        Factors that the model keeps between rounds are fitted to the new tensors. Variances become
-        0 if noise, added for privacy, has made them negative.
+        Factors that the model keeps between rounds are fitted to the new tensors. Privacy noise can
+        make variances negative; such variances become 0.
 
         Args:
             tensors: The new tensors by global name. They are converted to the model's types.
@@ -324,7 +324,7 @@ class Federation:
         self.model = replace(new, factorizer=self.model.factorizer)
 
     def evaluate(self, x: np.ndarray, y: np.ndarray) -> tuple[float | None, float]:
-        """Evaluate the global model, like `evaluation`.
+        """Evaluate the global model; see `evaluation`.
 
         Returns:
             The accuracy (None for a regression) and the mean loss.
@@ -333,7 +333,7 @@ class Federation:
         return evaluation.accuracy, evaluation.loss
 
     def evaluation(self, x: np.ndarray, y: np.ndarray) -> Evaluation:
-        """Evaluate the global model, also by class.
+        """Evaluate the global model, as a whole and for each class.
 
         If batch norm is static, its statistics are computed first. They come from the samples
         `statistics`, or from `x` if the federation was created without `statistics`.
@@ -391,7 +391,7 @@ class Federation:
         return scales(update, self.model)
 
     def figures(self, update: Received) -> Figures:
-        """The figures of a checked update before its limits, which a first round's limits need."""
+        """The figures of a checked update before it is limited, for the limits of a first round."""
         return figures(update, self.model, self.policy)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:

@@ -57,7 +57,7 @@ def give_task(site: Path, task: SiteTask, model: bytes) -> None:
 
 
 def partial_for(site: Path, task: SiteTask) -> dict[str, bytes] | None:
-    """The files of the site's answer to `task`; None as long as there is no answer.
+    """The files of the site's answer to `task`; None if there is no answer yet.
 
     The answer is a partial aggregate, or in a dense round the site's own model.
     """
@@ -91,8 +91,8 @@ class SiteModel:
     """The global model of a site, for its coordinator's rounds.
 
     `load` and `bundle` read the model of the open round from the folder. `fold_checked` aggregates
-    like a federation, so that the site can evaluate its updates. The coordinator calls `save` at
-    the end of a round, which also writes the round's partial aggregate to the folder.
+    like a federation, so that the site can evaluate its updates. At the end of a round the
+    coordinator calls `save`, which also writes the round's partial aggregate to the folder.
     """
 
     def __init__(self, federation: Federation, folder: Path) -> None:
@@ -168,7 +168,7 @@ class SiteModel:
         return self._federation.scales(update)
 
     def figures(self, update: Received) -> Figures:
-        """The figures of an update before its limits; `check` has accepted the update."""
+        """The figures of an update before it is limited; `check` has accepted the update."""
         return self._federation.figures(update)
 
     def check_weights(self) -> None:

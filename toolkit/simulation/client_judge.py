@@ -1,7 +1,7 @@
 """The judge of a simulated round's model; see `toolkit/aggregation/model_judge.py`.
 
-Workers return sums, not single updates. If the judge needs these, the clients train once more: the
-seed makes their updates the same.
+Workers return sums, not single updates. If the judge needs single updates, the clients train once
+more. With the same seed, they give the same updates.
 """
 
 from collections.abc import Collection, Iterable
@@ -47,7 +47,7 @@ class ClientJudge:
             trained_again: The same trainings, with single updates within their limits.
 
         Returns:
-            The evaluation of the new model, and by client why its update was left out.
+            The evaluation of the new model, and for each client left out, the reason.
         """
         files, kinds = UpdateFiles(), dict[int, str]()
         for chunk in trained_again:

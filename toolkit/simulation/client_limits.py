@@ -1,7 +1,7 @@
 """The limits of a simulated round's updates; see `toolkit/aggregation/limits/update_limits.py`.
 
-Workers limit the updates of kinds that earlier rounds had. Updates of a new kind need the figures
-of the whole round, so workers return them, and they are limited here.
+Workers limit the updates of kinds that earlier rounds had. The limits of a new kind need the
+figures of the whole round. So workers return updates of new kinds, and this module limits them.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -20,7 +20,7 @@ class ClientLimits:
 
     Attributes:
         reference: The reference for the updates of this round.
-        limited: What was limited of an update, by client.
+        limited: What the limits changed in an update, by client.
     """
 
     def __init__(self, reference: Reference) -> None:
@@ -31,7 +31,7 @@ class ClientLimits:
         self._waiting: UpdateFiles | None = None
 
     def note(self, own: Mapping[int, Figures], limited: Mapping[int, Limited]) -> None:
-        """Add what a worker found, by client."""
+        """Add the figures and limited updates of a worker, by client."""
         self._figures |= own
         self._streamed |= limited
         self.limited |= limited

@@ -256,7 +256,7 @@ class Simulation:
         return sum(result.simulated_s or 0.0 for result in self.folder.history[: round_ - 1])
 
     def staleness(self, values: Sequence[int]) -> dict[str, Any]:
-        """Fields of the result: mean and largest staleness of the updates; none if synchronous."""
+        """Fields of the result: mean and largest staleness of updates; empty if synchronous."""
         if self.timetable is None or not values:
             return {}
         return {"mean_staleness": sum(values) / len(values), "max_staleness": max(values)}
@@ -289,8 +289,8 @@ class Simulation:
     ) -> Iterator[Chunk]:
         """Divide the clients `chosen` into chunks of the same submodel, and yield the chunks.
 
-        A client's data are loaded only when its chunk is yielded. `reference` is for their limits.
-        If `whole`, the chunks return single updates.
+        A client's data are loaded only when its chunk is yielded. `reference` is for the limits of
+        updates. If `whole`, the results of chunks have single updates.
         """
         kinds: dict[str, dict[int, int]] = {}
         for client, spec in chosen:
@@ -325,7 +325,7 @@ class Simulation:
 
 
 def limited_clients(limited: Mapping[int, Limited]) -> dict[str, Limited]:
-    """What was limited of an update, by the client's number as text."""
+    """What the limits changed in an update, by the client's number as text."""
     return {str(client): limited[client] for client in sorted(limited)}
 
 

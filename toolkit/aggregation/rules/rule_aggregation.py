@@ -97,7 +97,7 @@ class RuleAggregation:
     def add_checked(self, record: UpdateRecord, arrays: Mapping[str, np.ndarray]) -> None:
         """Add an update that `check_update` has accepted.
 
-        Raises UpdateError if its factors differ from those that the model keeps.
+        Raises UpdateError if the update's factors differ from the factors that the model keeps.
         """
         spec, tensors = parse_spec(record.submodel), as_tensors(arrays)
         factors = tuple(entry for entry in record.tensors if entry.factor is not None)

@@ -25,11 +25,11 @@ FEW_HERE_S = 60.0
 class DeviceSelection:
     """Decides when enough devices are there, and which of them a round asks.
 
-    A device is eligible if it was seen lately, has a bundle, and does not report that its owner's
-    limits pause it. A device that a round has asked must also have been seen since then. So rounds
-    do not keep asking a device that is away. With `private`, a round asks each eligible device with
-    the same probability. If too few updates have come at the deadline, the
-    round opens again for other devices, or waits for them.
+    A device is eligible if it was seen lately, has a bundle, and is not paused by its owner's
+    limits. A device that a round has asked must also have been seen since then. So rounds do not
+    keep asking a device that is away. With `private`, a round asks each eligible device with the
+    same probability. If too few updates have come at the deadline, the round opens again for other
+    devices, or waits for them.
     """
 
     def __init__(self, coordinator: Coordinator, private: PrivateRounds | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Receives what devices send for the secure sum of the open round, in place of their updates."""
+"""Receives the messages of devices for a round's secure sum, which replaces single updates."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ wait for the end of the round."""
 
 
 class SecureSums(FederationState):
-    """Receives what devices send for secure sums."""
+    """Receives the messages of devices for secure sums."""
 
     def secure_keys(self, device: Device, round_: int, keys: SecureKeys) -> None:
         """Take the keys of a device that has trained. A later call replaces them.
@@ -62,7 +62,7 @@ class SecureSums(FederationState):
         self.changed.set()
 
     def secure_step(self, device: Device, round_: int) -> SecureStep:
-        """What `device` does next in the sum of `round_`."""
+        """The next step of `device` in the sum of `round_`."""
         with self.lock:
             known = None if self.sums is None else self.sums.step_of(device.id, round_)
             if known is not None:

@@ -34,7 +34,7 @@ def hostile_clients(table: HostileTable | None, clients: int, seed: int) -> froz
 
 
 def known_to(number: int, hostile: frozenset[int], table: HostileTable) -> list[int]:
-    """The clients whose samples the hostile client `number` uses; empty for only its own."""
+    """The clients whose samples the hostile client `number` uses; empty if it uses only its own."""
     match ATTACKS[table.attack].knows:
         case "own":
             return []
