@@ -1,4 +1,4 @@
-"""Closes rounds: aggregates their updates, judges the new model, and takes back a bad one.
+"""Opens and closes rounds: selects devices, aggregates updates, and judges the new model.
 
 Start with `round_worker.py`; it uses the other modules.
 """

@@ -2,19 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from device_agent.formats.atomic_files import shown
-from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import (
     FederatedEvaluation,
     Limited,
-    Preparation,
     RoundResult,
-    further_text,
 )
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
@@ -31,6 +28,8 @@ from toolkit.coordinator.closing.round_aggregation import (
     Samples,
     current_state,
 )
+from toolkit.coordinator.closing.round_opening import RoundOpening
+from toolkit.coordinator.closing.round_report import staleness_text, tell_round
 from toolkit.coordinator.closing.secure_closing import (
     ClosedSums,
     SumAggregation,
@@ -38,17 +37,12 @@ from toolkit.coordinator.closing.secure_closing import (
     summed_evaluation,
 )
 from toolkit.coordinator.closing.untrainable_model import go_back, go_back_as_wanted, is_spoilt
-from toolkit.coordinator.coordinator import STARTED, Coordinator
-from toolkit.coordinator.database.device_registry import hashed, label
-from toolkit.coordinator.database.open_round import Selected
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.device_registry import label
 from toolkit.coordinator.releases.automatic_release import MakeRelease, release_if_due
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.early_stopping import ends_early, note_early_end
-from toolkit.coordinator.rounds.falling_quality import falling
-from toolkit.coordinator.rounds.limited_devices import limits_text
-from toolkit.coordinator.rounds.round_state import Goal
 from toolkit.coordinator.rounds.upload_validation import is_finite
-from toolkit.coordinator.storage.coordinator_store import Bundle
 from toolkit.coordinator.storage.published_files import publish
 from toolkit.coordinator.storage.recoverable import MODEL
 
@@ -89,14 +83,13 @@ class RoundWorker:
         self.failure: Exception | None = None
         self._coordinator, self._model, self._held_out = coordinator, model, held_out
         self._private = PrivateRounds(coordinator) if coordinator.config.device_privacy else None
-        self._selection = DeviceSelection(coordinator, self._private)
+        selection = DeviceSelection(coordinator, self._private)
+        self._opening = RoundOpening(coordinator, model, selection, self._when_room)
         self._on_failure, self._ready = on_failure, ready
         coordinator.check_update, coordinator.try_model = model.check, self._try
         self.make_release: MakeRelease | None = None
         self._release_considered: int | None = None
         self._quality: Evaluation | None = None
-        self._unmade: dict[str, str] = {}
-        self._exported: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -136,11 +129,11 @@ class RoundWorker:
             self._load_current()
         self._repeat_if_failed()
         self._take_new_settings()
-        waiting = rounds.phase in ("enrolling", "aggregating") and not self._prepared()
+        waiting = rounds.phase in ("enrolling", "aggregating") and not self._opening.is_prepared()
         if waiting and self._ready():
-            self._when_room(self._prepare)
-        if rounds.phase == "aggregating" and rounds.present and self._prepared():
-            self._open_if_ready()
+            self._opening.prepare()
+        if rounds.phase == "aggregating" and rounds.present and self._opening.is_prepared():
+            self._opening.open_if_ready()
         if rounds.phase == "judging":
             self._judge_last()
         with coordinator.lock:
@@ -178,9 +171,9 @@ class RoundWorker:
     def _judge_last(self) -> None:
         """Let devices judge the model of the last round, for which no round follows."""
         coordinator, rounds = self._coordinator, self._coordinator.rounds
-        if rounds.judges and not self._prepared():
+        if rounds.judges and not self._opening.is_prepared():
             try:
-                self._when_room(self._prepare)
+                self._opening.prepare()
             except EdgeTailorError as error:  # the model cannot be used
                 logger.warning("Devices cannot judge the model of the last round: %s", error)
                 rounds.judges.clear()
@@ -226,7 +219,8 @@ class RoundWorker:
         model = model_for_new_settings(self._coordinator)
         if model is None:
             return
-        self._model, self._exported = model, set()
+        self._model = model
+        self._opening.take_model(model)
         self._coordinator.check_update = model.check
         self._load_current()
 
@@ -261,121 +255,6 @@ class RoundWorker:
         else:
             self._check_initial()
             self._keep(self._result(0, 0, {}, {}))
-
-    def _prepared(self) -> bool:
-        """Whether every bundle of the next round is made."""
-        return self._coordinator.submodels() <= self._coordinator.bundles.keys()
-
-    def _prepare(self) -> None:
-        """Make the bundles of the next round."""
-        coordinator = self._coordinator
-        round_ = coordinator.rounds.done + 1
-        most = coordinator.rounds.max_staleness
-        oldest = None if most is None else round_ - most
-        kept = coordinator.store.set_bundles(round_, self._bundles(round_), oldest)
-        with coordinator.lock:
-            coordinator.bundles, coordinator.bundles_made = kept, set()
-            coordinator.note_preparation("bundles", None)
-
-    def _bundles(self, round_: int) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Yield each submodel of `round_` with the files of its bundle.
-
-        A submodel that the model does not allow has no files. Raises EdgeTailorError if that holds
-        for every submodel.
-        """
-        coordinator = self._coordinator
-        needed = sorted(coordinator.submodels())
-        self._unmade = {}
-        for number, submodel in enumerate(needed, 1):
-            if submodel not in self._exported:  # later rounds only cut new weights
-                logger.info(
-                    "Round %d: preparing %s (%d of %d).", round_, submodel, number, len(needed)
-                )
-            self._exported.add(submodel)
-            coordinator.note_preparation(
-                "bundles",
-                Preparation(task="bundles", submodel=submodel, number=number, total=len(needed)),
-            )
-            try:
-                files = self._model.bundle(submodel, round_)
-            except EdgeTailorError as error:
-                self._unmade[submodel] = str(error)
-                if len(self._unmade) == len(needed):
-                    raise
-                files = {}
-            yield submodel, files
-            with coordinator.lock:
-                coordinator.bundles_made.add(submodel)
-
-    def _open_if_ready(self) -> None:
-        """Open the next round if enough devices are there."""
-        coordinator = self._coordinator
-        round_, store = coordinator.rounds.done + 1, coordinator.store
-        if store.operator_log.pause_reason is not None and not store.open_round.is_open(round_):
-            return
-        if self._selection.is_ready(round_):
-            self._when_room(self._open)
-            coordinator.store.remove_unnamed()  # last, so that no device waits for it
-
-    def _open(self) -> None:
-        """Open the next round, or continue it with the updates that came before a restart."""
-        coordinator, rounds = self._coordinator, self._coordinator.rounds
-        store = coordinator.store
-        round_ = rounds.done + 1
-        for damaged in store.drop_damaged(round_):
-            logger.warning("The update of %s is damaged: the device sends it again.", damaged)
-        earlier = {name: hashed(body.decode()) for name, _, body in store.updates(round_)}
-        store.set_once(STARTED, "yes")
-        wall, limit = coordinator.wall_clock(), rounds.deadline_s
-        asked = self._selection.asked(round_, earlier)
-        remaining = store.open_round.begin(round_, wall + limit, asked) - wall
-        failures = store.open_round.failures(round_)
-        with coordinator.lock:
-            # Devices may have joined, left or reported that they diverge meanwhile.
-            bundles = self._asked_bundles(asked, earlier) if self._prepared() else {}
-            if rounds.present and bundles and not is_spoilt(coordinator):
-                offers = {name: files[MANIFEST].sha256 for name, files in bundles.items() if files}
-                # A wall clock that was set while no coordinator ran must not keep the round open.
-                left = min(max(remaining, 0.0), max(limit, store.open_round.moved_by(round_)))
-                everyone = dict.fromkeys(bundles, "") | offers
-                goal = None if asked is None else Goal(asked.goal, asked.needed)
-                coordinator.note_too_old()
-                rounds.open(everyone, coordinator.clock(), left, goal)
-                if coordinator.sums is not None:
-                    coordinator.sums.clear()  # devices offer new keys, also if it opens again
-                for name, update in earlier.items():
-                    if name in offers:
-                        rounds.take_again(name, update)
-                    elif store.registry.device(name).has_left:
-                        rounds.count_left(name, update)
-                for name in failures:
-                    rounds.excuse(name)
-                for name in bundles.keys() - offers.keys():
-                    device = store.registry.device(name)
-                    reason = self._unmade.get(coordinator.submodel(device), "")
-                    coordinator.excuse(device, f"it has no bundle in round {round_}: {reason}")
-        if rounds.phase == "aggregating":  # nobody is left in the round
-            store.open_round.end()
-
-    def _asked_bundles(self, asked: Selected | None, earlier: Collection[str]) -> dict[str, Bundle]:
-        """The bundle of each device that a round is opened for, by device.
-
-        These are the devices that are `asked`, or all if this is None, those in `earlier`, which
-        have sent an update, and devices with an empty bundle, which are excused.
-        """
-        coordinator = self._coordinator
-        counted_on = coordinator.rounds.present | set(earlier)
-        chosen = None if asked is None else {*asked.devices, *earlier}
-        bundles = {
-            device.id: coordinator.bundles[coordinator.submodel(device)]
-            for device in coordinator.store.registry.members()
-            if device.id in counted_on
-        }
-        return {
-            name: files
-            for name, files in bundles.items()
-            if chosen is None or name in chosen or not files
-        }
 
     def _fold(self) -> None:
         coordinator = self._coordinator
@@ -419,7 +298,7 @@ class RoundWorker:
             note_early_end(coordinator.store, coordinator.config, round_, spent_all)
         coordinator.keep_flights()
         summed = [] if sums is None else sums.devices(set(folding.left_out))
-        self._keep(result, figure, _staleness_text(staleness), folding.reference, summed)
+        self._keep(result, figure, staleness_text(staleness), folding.reference, summed)
         coordinator.folded(trusted, stops)
         pause_judged(coordinator)
         if coordinator.rounds.over:
@@ -525,32 +404,7 @@ class RoundWorker:
         store = self._coordinator.store
         self._when_room(partial(store.add_result, result, data, received, reference, summed))
         self._when_room(partial(self._publish, data))
-        which = round_of(result.round, self._coordinator.rounds.total).capitalize()
-        source = counted(result.updates, "update")
-        quality = f"{result.quality()}{further_text(result.held_out)}"
-        spent = "" if result.privacy is None else f"; {result.privacy.text()}"
-        text = f"{which}: {quality}, from {source}{about}{spent}"
-        logger.info(text)
-        if (limits := limits_text(result)) is not None:
-            far = any(own.is_far for own in result.limited.values())
-            logger.log(logging.WARNING if far else logging.INFO, "%s: %s.", which, limits)
-        if received is not None:
-            logger.info("%s: received model: %s", which, received.text())
-        if result.round:
-            self._coordinator.notify(
-                "round-closed",
-                text,
-                accuracy=result.accuracy,
-                loss=result.loss,
-                updates=result.updates,
-                left_out=result.left_out,
-                limited={device: own.text() for device, own in result.limited.items()},
-            )
-        history = store.history.results()
-        if (warning := falling(history)) is not None:
-            logger.warning(warning)
-            if falling(history[:-1]) is None:
-                self._coordinator.notify("quality-falling", warning)
+        tell_round(self._coordinator, result, received, about)
 
     def _when_room(self, write: Callable[[], None]) -> None:
         when_room(write, self._coordinator.store, self._stopping)
@@ -577,11 +431,3 @@ def _by_staleness(folding: RoundAggregation) -> list[int]:
     """How many updates of an asynchronous round had the staleness 0, 1, ...; empty for others."""
     ages = [tau for device, tau in folding.staleness.items() if device not in folding.left_out]
     return [ages.count(tau) for tau in range(max(ages, default=-1) + 1)]
-
-
-def _staleness_text(counts: Sequence[int]) -> str:
-    """The staleness of the updates for the log; empty without `counts`."""
-    if not counts:
-        return ""
-    mean = sum(tau * count for tau, count in enumerate(counts)) / sum(counts)
-    return f" of staleness {mean:.1f} (at most {len(counts) - 1})"
