@@ -156,7 +156,7 @@ def test_work_that_is_not_signed_is_waited_out(
 ) -> None:
     with running(configured(tmp_path / "c", ONE)) as server:
         state, board = joined(tmp_path, server), Board(NOW, synchronised=True)
-        forged = SimpleNamespace(signed=lambda work, now: work, public="")
+        forged = SimpleNamespace(signed=lambda work, now: work, public="", fingerprint="")
         key, server.coordinator.key = server.coordinator.key, forged  # type: ignore[assignment]
 
         def mend(board: Board) -> None:

@@ -195,6 +195,7 @@ def best_in_sql(history: list[RoundResult]) -> int | None:
     """The best round as the state folder finds it."""
     db = sqlite3.connect(":memory:")
     db.execute("CREATE TABLE history (round, accuracy, loss, devices)")
+    db.execute("CREATE TABLE settings_changes (round, key, before, after)")
     for r in history:
         devices = None if r.devices is None else msgspec.json.encode(r.devices).decode()
         db.execute(

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -56,10 +57,16 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
         assert value in str(error.value).split("set it back to ")[1]
 
 
+class NothingScheduled:
+    """Part of a store to which no operator has applied a change."""
+
+    settings = SimpleNamespace(scheduled=list)
+
+
 def test_a_federation_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
     config = configured(tmp_path)
 
-    class OldStore:
+    class OldStore(NothingScheduled):
         def set_once(self, key: str, value: str) -> str:
             before = json.loads(value)
             del before["training"]["steps"], before["training"]["milestones"], before["inputs"]
@@ -98,7 +105,7 @@ def test_budgets_of_kinds_may_change(tmp_path: Path) -> None:
     """A kind whose memory nothing fits would wait for ever otherwise."""
     kept: dict[str, str] = {}
 
-    class Kept:
+    class Kept(NothingScheduled):
         def set_once(self, key: str, value: str) -> str:
             return kept.setdefault(key, value)
 
@@ -113,7 +120,7 @@ def test_budgets_of_kinds_may_change(tmp_path: Path) -> None:
 
 
 def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
-    class OldStore:
+    class OldStore(NothingScheduled):
         def set_once(self, key: str, value: str) -> str:
             return json.dumps(before)
 

@@ -87,8 +87,7 @@ def saved_rounds(folder: Path) -> list[SavedRound]:
             "devices, held_out, asked, left_out, limited, staleness FROM history ORDER BY round"
         ).fetchall()
         spent = spent_privacy(db)
-        known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'").fetchone()
-        changes = changes_by_round(db) if known else {}
+        changes = changes_by_round(db)
     return [
         SavedRound(
             round=round_,
@@ -244,9 +243,13 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
             for name in ("devices", "held_out", "asked", "limited", "staleness")
             if (name,) not in columns
         ]
-        if absent:  # `serve` has not upgraded the folder yet
+        # `serve` may not have upgraded the folder yet.
+        if absent:
             new = ", ".join(f"NULL AS {name}" for name in absent)
             connection.execute(f"CREATE TEMP VIEW history AS SELECT *, {new} FROM main.history")
+        known = "SELECT 1 FROM sqlite_master WHERE name = 'settings_changes'"
+        if connection.execute(known).fetchone() is None:
+            connection.execute("CREATE TEMP TABLE settings_changes (round, key, before, after)")
         yield connection
     except sqlite3.DatabaseError as error:
         raise InputError(
