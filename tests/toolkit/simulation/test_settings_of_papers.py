@@ -41,6 +41,8 @@ def configured(folder: Path, seed: int, options: str, specs: tuple[str, ...] = (
         seed = {seed % 1000}
         [training]
         batch_size = {PLAN.batch_size}
+        [aggregation]
+        bounds = false
         [simulation]
         data = "data.npz"
         seed = {seed % 1000}
