@@ -306,10 +306,8 @@ class CoordinatorClient:
         Raises:
             RefusedError: The coordinator does not take it.
         """
-        path, body = (
-            f"/rounds/{round_}/sum/{SUM_ROUTES[type(message)]}",
-            msgspec.json.encode(message),
-        )
+        path = f"/rounds/{round_}/sum/{SUM_ROUTES[type(message)]}"
+        body = msgspec.json.encode(message)
         self._with_retries(lambda: self._order("POST", path, body))
 
     def send_judgement(self, round_: int, judgement: "Judgement") -> Receipt:

@@ -202,7 +202,7 @@ class DeviceState(StateFolder):
 
     def promise_secure_sums(self) -> None:
         """Remember that the federation uses secure sums: this device never sends an update."""
-        if not self._secure.exists():
+        if not self.is_secure:
             write_file(self._secure, b"")
 
     @property
@@ -244,7 +244,7 @@ class DeviceState(StateFolder):
             return
         if work.secure is not None:
             self.promise_secure_sums()
-        elif self._secure.exists():
+        elif self.is_secure:
             raise TrustError(
                 "The coordinator asks for the update of this device, but the federation used "
                 "secure sums before, which reveal no single update. Nothing was sent. Ask the "

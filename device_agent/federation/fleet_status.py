@@ -105,7 +105,7 @@ def _followed(new_key: KeyFollowed) -> str:
     """How many devices follow a new key of the coordinator, and until when the others can."""
     devices = counted(new_key.devices, "device")
     text = f"{new_key.followed:,} of {devices} follow the coordinator's new key"
-    return f"{text}; the others can until {time_text(new_key.until)}"
+    return f"{text} (possible until {time_text(new_key.until)})"
 
 
 def _states(status: Status) -> Mapping[str, int]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,7 @@ class SecureSending(NamedTuple):
     def _attempt(self, work: Work) -> bool | None:
         """One attempt with new keys. Returns None if it has to be repeated with this update."""
         assert work.secure is not None
-        record, _ = read_update(self.folder.update)
+        bundle = read_update(self.folder.update)[0].bundle
         own = DeviceKey.from_pem(self.folder.key.read_bytes(), self.folder.key)
         device = self.folder.member().device
         sharer = SecretSharer(
@@ -85,7 +86,7 @@ class SecureSending(NamedTuple):
             own.signature,
             own.public,
             work.round,
-            record.bundle,
+            bundle,
             work.secure,
             kept_apart(work),
         )
@@ -96,7 +97,7 @@ class SecureSending(NamedTuple):
             if step.step == "wait":
                 self.rest(step.ask_again_s)
             elif step.step == "shares":
-                self.key.check(lambda key, step=step: check_group(step, key))  # type: ignore[misc]
+                self.key.check(partial(check_group, step))
                 shares, members = sharer.shares(step.members), len(step.members)
                 self.client.send_to_sum(work.round, SecureShares(shares=shares))
             elif step.step == "input":

@@ -17,8 +17,6 @@ import numpy as np
 PARTS = 4
 """The elements that a count takes."""
 _PART_BITS = 16
-MOST_DEVICES = 1 << 16
-"""With more devices, the sum of a part of a count could overflow."""
 
 
 def levels(devices: int) -> int:
@@ -63,7 +61,10 @@ def encoded_counts(counts: Sequence[int]) -> np.ndarray:
 
 
 def decoded_counts(total: np.ndarray) -> list[int]:
-    """The sums of counts, from the sum of at most MOST_DEVICES results of `encoded_counts`."""
+    """The sums of counts, from the sum of at most 65,536 results of `encoded_counts`.
+
+    With more devices, the sum of a part of a count could overflow.
+    """
     parts = total.reshape(-1, PARTS).astype(np.uint64)
     shifts = np.arange(PARTS, dtype=np.uint64) * np.uint64(_PART_BITS)
     whole = (parts << shifts).sum(axis=1, dtype=np.uint64)  # modulo 2^64

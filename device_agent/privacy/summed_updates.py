@@ -42,7 +42,6 @@ class GroupMean:
     """The mean of the updates of a group.
 
     Attributes:
-        devices: How many devices are in the sum.
         samples: The sum of the devices' samples, each limited to `most_samples`.
         steps: The mean number of steps, weighted by samples.
         loss_first: The mean loss over the first local epoch, weighted by samples.
@@ -54,7 +53,6 @@ class GroupMean:
         after: The same for the models after local training.
     """
 
-    devices: int
     samples: int
     steps: float
     loss_first: float
@@ -198,7 +196,6 @@ def group_mean(
         changes[entry.name] = (part * scale).reshape(entry.shape)
         start += size
     return GroupMean(
-        devices=devices,
         samples=samples,
         steps=steps / samples,
         loss_first=first / LOSS_SCALE / samples,

@@ -70,9 +70,9 @@ class Decisions(TorchFunctionMode):
             return args[0].detach().clone().reshape(())
         if name in ("__bool__", "is_nonzero") and is_single(args[0]):
             return self._answer(args[0])
-        if name == "equal" and isinstance(args[1], Tensor):
-            same = args[0].shape == args[1].shape
-            return same and self._answer((args[0] == args[1]).all())
+        if name == "equal":
+            other = kwargs["other"] if "other" in kwargs else args[1]
+            return args[0].shape == other.shape and self._answer((args[0] == other).all())
         if name == "allclose":
             return self._answer(torch.isclose(*args, **kwargs).all())
         return func(*args, **kwargs)

@@ -165,7 +165,8 @@ class Merge:
         if name in self._state:
             return self._once(("state", name), node, (), {})
         value = attribute(path, name)
-        key = value.dtype, tuple(value.shape), value.detach().numpy().tobytes()
+        raw = value.detach().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
+        key = value.dtype, tuple(value.shape), raw.numpy().tobytes()
         if key not in self._known and path is not self._base:
             name = f"constant_of_path_{len(self._known)}"
             self._base.register_buffer(name, value.detach(), persistent=False)

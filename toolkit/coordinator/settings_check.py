@@ -231,7 +231,7 @@ def _may_change(key: Key, before: dict[Key, Any], now: dict[Key, Any]) -> bool:
         removed = submodel not in now
         plans = key == submodel and AUTO in (before[submodel], now.get(submodel))
         return not removed and not plans
-    fixed = ("model", "input_shape", "inputs", "seed", "mode", "data")
+    fixed = ("model", "input_shape", "inputs", "seed", "mode", "data", "privacy")
     return key[0] not in fixed and key != ("evaluation", "share")
 
 

@@ -35,11 +35,13 @@ class Selected(NamedTuple):
         values: The tensor (selected, ...), kept so that its id stays its own.
         whole: All elements; those that the mask leaves out are arbitrary, but finite.
         mask: The mask, in the shape of the first axes of `whole`.
+        version: The version of `values`; a later write by another function changes the version.
     """
 
     values: Tensor
     whole: Tensor
     mask: Tensor
+    version: int
 
 
 class MaskedValues(TorchFunctionMode):
@@ -74,10 +76,11 @@ class MaskedValues(TorchFunctionMode):
 
     def _of(self, value: Any) -> Selected | None:
         """What is known of `value`, if it has selected elements."""
-        return self._selected.get(id(value)) if isinstance(value, FakeTensor) else None
+        found = self._selected.get(id(value)) if isinstance(value, FakeTensor) else None
+        return found if found and found.version == value._version else None
 
     def _noted(self, values: Tensor, whole: Tensor, mask: Tensor) -> Tensor:
-        self._selected[id(values)] = Selected(values, whole, mask)
+        self._selected[id(values)] = Selected(values, whole, mask, values._version)
         return values
 
     def _select(self, func: Any, x: Tensor, mask: Tensor) -> Tensor:
@@ -95,12 +98,13 @@ class MaskedValues(TorchFunctionMode):
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = [selected for argument in args if (selected := self._of(argument))]
-        others = [a for a in args if isinstance(a, Tensor) and not self._of(a) and a.dim()]
-        values = func(*args, **kwargs)
+        more = [a for a in args if not self._of(a)] + [*kwargs.values()]
+        others = [a for a in more if isinstance(a, Tensor) and a.dim()]
+        wholes = [s.whole if (s := self._of(argument)) else argument for argument in args]
+        values = func(*args, **kwargs)  # may write into `args`
         if others or not all(self._same(found[0].mask, other.mask) for other in found):
             self._selected.pop(id(values), None)
             return values
-        wholes = [s.whole if (s := self._of(argument)) else argument for argument in args]
         if func.__name__.endswith("_") and wholes[0] is not args[0]:
             wholes[0] = wholes[0].clone()
         return self._noted(values, func(*wholes, **kwargs), found[0].mask)

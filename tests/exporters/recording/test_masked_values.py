@@ -76,7 +76,27 @@ def as_a_list(h: Tensor) -> Tensor:
     return h + h[h > 0].median()
 
 
-@pytest.mark.parametrize("compute", [changed_between, as_a_list])
+def clamped(h: Tensor) -> Tensor:
+    chosen = h[h > 50]
+    chosen.clamp_(max=60)
+    h[h > 50] = chosen
+    return h
+
+
+def filled(h: Tensor) -> Tensor:
+    chosen = h[h > 50]
+    chosen[:] = 3
+    h[h > 50] = chosen
+    return h
+
+
+def by_a_tensor(h: Tensor) -> Tensor:
+    other, positive = h + 1, h > 0
+    h[positive] = h[positive].clamp(max=other[positive])
+    return h
+
+
+@pytest.mark.parametrize("compute", [changed_between, as_a_list, clamped, filled, by_a_tensor])
 def test_other_uses_of_selected_elements_are_refused(compute: Compute) -> None:
     with refused("model.data-dependent-size") as caught:
         capture(Between(compute), (6,))

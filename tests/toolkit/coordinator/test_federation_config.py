@@ -119,6 +119,20 @@ def test_budgets_of_kinds_may_change(tmp_path: Path) -> None:
     check_same_settings(larger, cast("Store", Kept()))
 
 
+def test_the_budget_of_privacy_may_not_change(tmp_path: Path) -> None:
+    kept: dict[str, str] = {}
+
+    class Kept(NothingScheduled):
+        def set_once(self, key: str, value: str) -> str:
+            return kept.setdefault(key, value)
+
+    text = CONFIG + "\n[privacy]\nclip = 1.0\ndelta = 1e-5\nepsilon = {}\n"
+    check_same_settings(configured(tmp_path, text.format(3)), cast("Store", Kept()))
+    for other in (text.format(30), CONFIG):
+        with refused("state.other-federation"):
+            check_same_settings(configured(tmp_path, other), cast("Store", Kept()))
+
+
 def test_keys_of_simulations_may_change(tmp_path: Path) -> None:
     class OldStore(NothingScheduled):
         def set_once(self, key: str, value: str) -> str:

@@ -8,6 +8,7 @@ For each element, let c be the median over the n updates that hold it, and d the
 distances to c. The mean is taken of the values within [c - d, c + d]; a value outside is moved to
 the nearer end. A variance is compared by its logarithm. If n < ENOUGH, what the devices received
 takes part in both medians, because two devices do not say which of them is right.
+A value that only one update holds is never moved.
 """
 
 import math

@@ -253,7 +253,7 @@ def _figures(
         steps=record.steps,
         changes=sizes,
         weight=weight_of(record, model, policy),
-        statistics=_statistics(update, model),
+        statistics=_statistics(update, model) if policy.rule == "mean" else {},
     )
 
 

@@ -323,10 +323,10 @@ class RoundWorker:
         with coordinator.lock:
             coordinator.rounds.reopen()
             coordinator.store.open_round.end()
-        reasons = " ".join(f"{submodel}: {why}" for submodel, why in sums.failed.items())
-        self._say_stalled(
-            f"Round {round_} opens again, because it has no secure sum. {reasons}", updates=0
-        )
+        text = f"Round {round_} opens again, because it has no secure sum."
+        for submodel, why in sums.failed.items():
+            text += f" {submodel}: {why.removesuffix('.')}."
+        self._say_stalled(text, updates=0)
         return None
 
     def _folding(self, round_: int, sums: ClosedSums | None) -> RoundAggregation:

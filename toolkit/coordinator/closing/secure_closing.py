@@ -66,7 +66,7 @@ class ClosedSums(NamedTuple):
             text += record.losses(4)
             yield text + (f", {mean.clipped} numbers clipped" if mean.clipped else "")
         for submodel, why in self.failed.items():
-            yield f"no secure sum of {submodel}: {why}"
+            yield f"no secure sum of {submodel}: {why.removesuffix('.')}"
 
 
 def close_sums(coordinator: Coordinator, stopping: threading.Event) -> ClosedSums | None:

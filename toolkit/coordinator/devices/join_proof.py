@@ -3,11 +3,9 @@
 import base64
 from datetime import UTC, datetime
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from device_agent.formats.protocol.joining import JoinRequest, join_text
 from device_agent.formats.protocol.problems import SKEWED_CLOCK, USED_JOIN
+from device_agent.formats.signed_work import is_signed
 from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 
 CLOCK_SKEW_S = 300
@@ -58,16 +56,6 @@ def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
             minutes=CLOCK_SKEW_S // 60,
         )
     return text
-
-
-def is_signed(public_key: str, signature: str, text: bytes) -> bool:
-    """Whether the device with this `public_key` has signed `text`. Both are in base64."""
-    key = Ed25519PublicKey.from_public_bytes(_decoded(public_key))
-    try:
-        key.verify(_decoded(signature), text)
-    except InvalidSignature:
-        return False
-    return True
 
 
 def used_join() -> RefusalError:

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.security import HTTPBearer
 
 from device_agent.formats.protocol.problems import Problem
-from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.join_tokens import JoinTokenState
 from toolkit.coordinator.database.operator_tokens import Operator
 from toolkit.coordinator.http.admission import CALLER, CREDENTIALS, OPERATOR_ROUTES
+from toolkit.coordinator.http.device_routes import Service
 from toolkit.coordinator.http.strict_json import body_of, described
 from toolkit.coordinator.operation.messages import (
     Action,
@@ -54,17 +54,11 @@ _not_open: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _coordinator(request: Request) -> Coordinator:
-    coordinator: Coordinator = request.app.state.coordinator
-    return coordinator
-
-
 def _who(request: Request) -> str:
     operator: Operator = request.scope["state"][CALLER]
     return operator.name
 
 
-Service = Annotated[Coordinator, Depends(_coordinator)]
 Who = Annotated[str, Depends(_who)]
 """The name of the operator, for the audit log."""
 Ordered = Annotated[Order, Depends(body_of(Order))]

@@ -186,7 +186,7 @@ class OperatorClient(CoordinatorClient):
 
         Raises RefusedError if the file cannot be used.
         """
-        path = "/operator/settings?carry=true" if carry else "/operator/settings"
+        path = _with_query("/operator/settings", {"carry": str(carry).lower()})
         return self._with_retries(lambda: self._ask("GET", path, SettingsChanges))
 
     def apply_settings(self, reason: str, carry: bool = False) -> SettingsChanges:

@@ -63,15 +63,14 @@ class SettingsActions(FederationState):
         waiting: NewSettings | None = self.new_settings
         model = None
         if changes_model(shown.changes):
-            self._check_not_over()
             model = self._made(config)
             shown = self._with_tensors(shown, model)
         if shown.changes == ([] if waiting is None else waiting.changes):
             return shown
         if not shown.changes:
             return self._keep_settings(shown, reason, who)
-        self._check_not_over()
-        model = model or self._made(config)
+        if model is None:
+            model = self._made(config)
         with self.lock:
             # Rounds may have closed while the model was made.
             self._check_not_over()

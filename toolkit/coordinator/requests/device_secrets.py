@@ -6,9 +6,9 @@ from hmac import compare_digest
 from secrets import token_urlsafe
 
 from device_agent.formats.protocol.joining import NewSecret, secret_text
+from device_agent.formats.signed_work import is_signed
 from toolkit.coordinator.database import secret_log
 from toolkit.coordinator.database.device_registry import Device, hashed, label
-from toolkit.coordinator.devices.join_proof import is_signed
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import conflict, unusable
 
