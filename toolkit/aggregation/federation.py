@@ -37,7 +37,7 @@ from toolkit.aggregation.privacy.gaussian_noise import RandomBytes, gaussian, se
 from toolkit.aggregation.privacy.noised_model import expected_devices, noised_model
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, limit_statistics
 from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.aggregation.stale_updates import StaleUpdates, add_stale
+from toolkit.aggregation.stale_updates import StaleUpdates, add_stale, staleness_weight
 from toolkit.aggregation.update_validation import check_update, is_variance
 from toolkit.evaluation_sums import Evaluation
 from toolkit.families import recovering_family
@@ -193,7 +193,8 @@ class Federation:
             aggregation.add_checked(record, arrays)
             del arrays  # otherwise two updates are in memory while the next one is read
         for version in stale:
-            own = within_limits(version.updates, limits, version.model, self.policy)
+            share = staleness_weight(version.staleness)
+            own = within_limits(version.updates, limits, version.model, self.policy, share)
             add_stale(aggregation, version._replace(updates=own))
         limit_statistics(aggregation, limits)
         self.take_stale(aggregation)

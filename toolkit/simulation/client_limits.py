@@ -6,6 +6,8 @@ figures of the whole round. So workers return updates of new kinds, and this mod
 
 from collections.abc import Container, Iterable, Mapping
 
+from msgspec.structs import replace
+
 from device_agent.formats.protocol.fleet import Limited
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
@@ -41,6 +43,11 @@ class ClientLimits:
         for client in clients:
             self._figures.pop(client, None)
             self.limited.pop(client, None)
+
+    def weaken(self, clients: Iterable[int], share: float) -> None:
+        """Count only this share of the changes of stale updates; see `Figures.share`."""
+        for client in self._figures.keys() & set(clients):
+            self._figures[client] = replace(self._figures[client], share=share)
 
     def keep(self, client: int, update: Received) -> None:
         """Keep a checked update of a new kind in a file until all clients have trained."""

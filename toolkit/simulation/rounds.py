@@ -21,7 +21,7 @@ from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
 from toolkit.aggregation.privacy.gaussian_noise import gaussian
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.aggregation.stale_updates import merge_stale
+from toolkit.aggregation.stale_updates import merge_stale, staleness_weight
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.evaluation_sums import Evaluation, mean_evaluation
@@ -370,6 +370,7 @@ class _Round(TrainedChunk):
             self.keep(chunk, stale)
         if self.limits is not None:
             self.limits.add_waiting(stale)
+            self.limits.weaken([client for client, _ in clients], staleness_weight(staleness))
         federation.model = self.aggregation.model
         assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
         merge_stale(self.aggregation, stale, staleness)

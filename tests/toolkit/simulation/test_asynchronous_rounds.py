@@ -14,9 +14,11 @@ from parameters import long_one
 from refusals import refused
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.recover import recover
+from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.simulation import simulate as simulate_module
 from toolkit.simulation.attendance import Attendance
 from toolkit.simulation.chunks import ChunkTrainer, TrainedChunk
+from toolkit.simulation.client_limits import ClientLimits
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulate import simulate
 from toolkit.simulation.simulated_time import Clock
@@ -215,6 +217,22 @@ def test_versions_are_fedbuffs(file: Path, tmp_path: Path, monkeypatch: pytest.M
         for name, value in model.tensors.items():
             if value.is_floating_point():
                 np.testing.assert_allclose(value.numpy(), numbers[name], rtol=1e-6, atol=1e-6)
+
+
+def test_statistics_of_stale_updates_count_less(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 4 s come two updates of the first model, at 3 s another version was made."""
+    shares: list[list[float]] = []
+    limit = ClientLimits.limit_statistics
+
+    def limiting(self: ClientLimits, aggregation: Aggregation) -> None:
+        shares.append([own.share for own in self._figures.values()])
+        limit(self, aggregation)
+
+    monkeypatch.setattr(ClientLimits, "limit_statistics", limiting)
+    simulate(written(file, fleet=[("full", 3), ("full", 4)], rounds=2), tmp_path / "out")
+    assert shares == [[1.0, 1.0], pytest.approx([1 / np.sqrt(2)] * 2)]
 
 
 @pytest.mark.parametrize(

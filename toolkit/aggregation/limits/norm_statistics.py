@@ -45,6 +45,7 @@ class CentralMeans:
 def central_means(
     sent: Sequence[Mapping[str, np.ndarray]],
     weights: Sequence[float],
+    shares: Sequence[float],
     received: Mapping[str, np.ndarray],
 ) -> CentralMeans:
     """The means of statistics, with values far from the median moved towards it.
@@ -53,6 +54,8 @@ def central_means(
         sent: The statistics of each update by the name of a tensor, in the shape of the whole
             tensor; NaN for elements that the update does not hold.
         weights: The weight of each update.
+        shares: For each update, the share of the way from the global model's value to its own that
+            counts: 1, or less for stale updates.
         received: The global model's statistics.
     """
     means: dict[str, np.ndarray] = {}
@@ -65,7 +68,9 @@ def central_means(
             if own_far > 1:
                 times[row][name] = own_far
         if not np.array_equal(near, values, equal_nan=True):
-            means[name] = _mean(near, np.asarray([weights[row] for row in rows]))
+            old = received[name].astype(np.float64)
+            counted = old + _by_row([shares[row] for row in rows], near) * (near - old)
+            means[name] = _mean(counted, _by_row([weights[row] for row in rows], near))
     return CentralMeans(means, times)
 
 
@@ -106,10 +111,15 @@ def _toward_median(
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The weighted mean over the rows, without NaN; NaN where all are."""
-    by_row = weights.reshape(-1, *[1] * (values.ndim - 1)) * ~np.isnan(values)
+    held = weights * ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        mean: np.ndarray = (by_row * np.nan_to_num(values)).sum(axis=0) / by_row.sum(axis=0)
+        mean: np.ndarray = (held * np.nan_to_num(values)).sum(axis=0) / held.sum(axis=0)
     return mean
+
+
+def _by_row(factors: Sequence[float], values: np.ndarray) -> np.ndarray:
+    """One factor for each row of `values`, in a shape that multiplies whole rows."""
+    return np.asarray(factors).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _medians(values: np.ndarray) -> np.ndarray:

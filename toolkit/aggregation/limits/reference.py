@@ -35,6 +35,7 @@ class Figures(Struct, frozen=True, kw_only=True, eq=False):
         changes: The root mean square of the change, by the name of a global tensor. If the family
             trains a personal model, the key is the submodel, `|` and the name.
         weight: The weight of the update.
+        share: The share of its change that counts: 1, or less if it is stale.
         statistics: Batch norm's statistics by the name of a global tensor, in the whole tensor's
             shape. Elements that the update does not hold are NaN.
     """
@@ -44,6 +45,7 @@ class Figures(Struct, frozen=True, kw_only=True, eq=False):
     steps: int
     changes: dict[str, float]
     weight: float = 1.0
+    share: float = 1.0
     statistics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -137,8 +139,12 @@ class RoundLimits:
         Returns:
             As `CentralMeans.means`.
         """
-        sent = [own.statistics for own in self.figures]
-        central = central_means(sent, [own.weight for own in self.figures], received)
+        central = central_means(
+            [own.statistics for own in self.figures],
+            [own.weight for own in self.figures],
+            [own.share for own in self.figures],
+            received,
+        )
         pairs = zip(self.limited, central.times, strict=True)
         self.limited = [with_tensors(limited, times) for limited, times in pairs]
         return central.means

@@ -119,19 +119,28 @@ def within_limits(
     limits: RoundLimits | None,
     model: GlobalModel,
     policy: AggregationPolicy,
+    share: float = 1.0,
 ) -> Iterator[Received]:
-    """Yield `updates`, each within `limits` if there are any; see `limited_update`."""
+    """Yield `updates`, each within `limits` if there are any; see `limited_update`.
+
+    `share` is the share of their changes that counts, as in `Figures`.
+    """
     for update in updates:
-        yield update if limits is None else limited_update(update, limits, model, policy)
+        yield update if limits is None else limited_update(update, limits, model, policy, share)
         del update  # otherwise two updates are in memory while the next one is read
 
 
 def limited_update(
-    update: Received, limits: RoundLimits, model: GlobalModel, policy: AggregationPolicy
+    update: Received,
+    limits: RoundLimits,
+    model: GlobalModel,
+    policy: AggregationPolicy,
+    share: float = 1.0,
 ) -> Received:
     """Return `update` within `limits`, and record in `limits` what changed.
 
-    `check_update` has accepted the update, which was trained from `model`.
+    `check_update` has accepted the update, which was trained from `model`. `share` is the share of
+    its change that counts, as in `Figures`.
     """
     record, arrays = update
     times: dict[str, float] = {}
@@ -148,7 +157,8 @@ def limited_update(
         told = Limited(samples=record.samples, counted=most)
         record = replace(record, samples=most)
     limited = record, arrays
-    limits.note(_figures(limited, sizes, model, policy), with_tensors(told, times))
+    own = replace(_figures(limited, sizes, model, policy), share=share)
+    limits.note(own, with_tensors(told, times))
     return limited
 
 

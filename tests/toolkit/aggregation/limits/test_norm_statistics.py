@@ -17,6 +17,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.norm_statistics import central_means
 from toolkit.aggregation.limits.reference import Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import figures
+from toolkit.aggregation.stale_updates import StaleUpdates
 from toolkit.aggregation.update_validation import is_statistic
 from toolkit.submodels.hyperparameters import TrainingConfig
 from updates import Array
@@ -26,18 +27,26 @@ RECEIVED = {MEAN: np.array([0.0, 1.0], np.float32), VARIANCE: np.array([1.0, 4.0
 SPECS = ("full", "full", "low-rank:0.5,keep=0", "cp:2.0", "cp:2.0", "width:0.5", "width:0.5")
 
 
-def expected(values: Sequence[float], weights: Sequence[float], old: float, log: bool) -> float:
+def expected(
+    values: Sequence[float],
+    weights: Sequence[float],
+    old: float,
+    log: bool,
+    shares: Sequence[float] = (),
+) -> float:
     """One element, by the formula: lists and numpy's median in float64."""
-    held = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
+    counted = shares or [1.0] * len(values)
+    held = [row for row in zip(values, weights, counted, strict=True) if not math.isnan(row[0])]
     if not held:
         return math.nan
-    known = [v for v, _ in held] + [old] * (len(held) < 3)
+    known = [v for v, _, _ in held] + [old] * (len(held) < 3)
     known = [math.log(v + 1e-5) for v in known] if log else known
     center = float(np.median(known))
     spread = float(np.median([abs(v - center) for v in known]))
     near = [min(max(v, center - spread), center + spread) for v in known[: len(held)]]
     near = [math.exp(v) - 1e-5 for v in near] if log else near
-    return float(np.average(near, weights=[w for _, w in held]))
+    moved = [old + share * (v - old) for v, (_, _, share) in zip(near, held, strict=True)]
+    return float(np.average(moved, weights=[w for _, w, _ in held]))
 
 
 def test_the_means_are_those_of_the_formula(seed: int) -> None:
@@ -52,12 +61,13 @@ def test_the_means_are_those_of_the_formula(seed: int) -> None:
         for value in own.values():
             value[draw.random(size) < 0.4] = np.nan
     weights = draw.uniform(1, 100, count).tolist()
-    found = central_means(sent, weights, received)
+    shares = (1 / np.sqrt(draw.integers(1, 9, count))).tolist()
+    found = central_means(sent, weights, shares, received)
     assert count < 3 or found.means.keys() == {MEAN, VARIANCE}
     for name, means in found.means.items():
         for at in range(size):
             values = [float(own[name][at]) for own in sent]
-            want = expected(values, weights, float(received[name][at]), name == VARIANCE)
+            want = expected(values, weights, float(received[name][at]), name == VARIANCE, shares)
             assert means[at] == pytest.approx(want, rel=1e-5, nan_ok=True), (name, at)
 
 
@@ -73,7 +83,7 @@ def test_a_minority_does_not_move_the_mean_out_of_the_honest_range(
     sent = [{VARIANCE: np.full(2, v, np.float32)} for v in (*honest, *hostile)]
     weights = [1.0] * len(honest) + [weight] * len(hostile)
     plain = np.average([own[VARIANCE] for own in sent], axis=0, weights=weights)
-    means = central_means(sent, weights, RECEIVED).means.get(VARIANCE, plain)
+    means = central_means(sent, weights, [1.0] * len(sent), RECEIVED).means.get(VARIANCE, plain)
     logs = np.log(honest)
     width = logs.max() - logs.min()
     assert (np.log(means) >= logs.min() - width - 1e-3).all()
@@ -84,7 +94,7 @@ def test_a_minority_does_not_move_the_mean_out_of_the_honest_range(
 def test_equal_updates_and_a_single_one_are_not_moved(count: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     own = {n: draw.uniform(0.01, 90, 2).astype(np.float32) for n in (MEAN, VARIANCE)}
-    found = central_means([own] * count, [1.0] * count, RECEIVED)
+    found = central_means([own] * count, [1.0] * count, [1.0] * count, RECEIVED)
     assert not found.means
     assert not any(found.times)
 
@@ -98,7 +108,7 @@ def test_who_is_far_is_told() -> None:
     }
     near = {MEAN: np.array([4.0, 1.0], np.float32), VARIANCE: np.array([1.0, 3.0], np.float32)}
     sent = [own, own, far, own, near, own, own]
-    found = central_means(sent, [1.0] * 7, RECEIVED)
+    found = central_means(sent, [1.0] * 7, [1.0] * 7, RECEIVED)
     assert found.times[2] == pytest.approx({MEAN: 2.0, VARIANCE: 3.0}, rel=1e-4)
     assert not any(times for row, times in enumerate(found.times) if row != 2)
     limits = RoundLimits(Reference())
@@ -151,6 +161,23 @@ def test_a_round_of_all_families_has_the_central_means(seed: int) -> None:
             want = expected(values, weights, float(old[at]), name.endswith("var"))
             assert float(new.tensors[name][at]) == pytest.approx(want, rel=1e-4, abs=1e-6)
     assert all(limits.limited[n] is not None for n in (1, 4))
+
+
+def test_stale_updates_move_the_model_less_where_a_value_was_moved(seed: int) -> None:
+    """Four equal updates and an outlier, which moves to their value: its spread is 0."""
+    federation, (_, own, *_) = round_of(seed)
+    staleness = [0, 0, 3, 3, 8]
+    updates = [own] * 4 + [with_statistics(own, 1e3)]
+    limits, first = limits_of(federation, updates), federation.model
+    later = [StaleUpdates(3, first, updates[2:4]), StaleUpdates(8, first, updates[4:])]
+    federation.fold_stale(updates[:2], later, limits)
+    sent = whole_statistics(federation, updates)[0]
+    for name, value in sent.items():
+        old = first.tensors[name].double().numpy()
+        shares = [1 / np.sqrt(1 + tau) for tau in staleness]
+        want = np.average([old + share * (value - old) for share in shares], axis=0)
+        np.testing.assert_allclose(federation.model.tensors[name].numpy(), want, rtol=1e-5)
+    assert [one is not None for one in limits.limited] == [False] * 4 + [True]
 
 
 def test_other_rules_have_their_own_statistics(seed: int) -> None:
