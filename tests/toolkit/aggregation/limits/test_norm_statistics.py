@@ -67,6 +67,8 @@ def test_the_means_are_those_of_the_formula(seed: int) -> None:
     for name, means in found.means.items():
         for at in range(size):
             values = [float(own[name][at]) for own in sent]
+            if sum(map(math.isfinite, values)) == 1:
+                continue  # compared with the model: a test below
             want = expected(values, weights, float(received[name][at]), name == VARIANCE, shares)
             assert means[at] == pytest.approx(want, rel=1e-5, nan_ok=True), (name, at)
 
@@ -90,13 +92,48 @@ def test_a_minority_does_not_move_the_mean_out_of_the_honest_range(
     assert (np.log(means) <= logs.max() + width + 1e-3).all()
 
 
-@pytest.mark.parametrize("count", [1, 3, 4])
-def test_equal_updates_and_a_single_one_are_not_moved(count: int, seed: int) -> None:
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_equal_updates_are_not_moved(count: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
     own = {n: draw.uniform(0.01, 90, 2).astype(np.float32) for n in (MEAN, VARIANCE)}
     found = central_means([own] * count, [1.0] * count, [1.0] * count, RECEIVED)
     assert not found.means
     assert not any(found.times)
+
+
+@pytest.mark.parametrize(
+    ("old", "others", "most"),
+    [
+        # The model's mean and variance, those of three other updates in another element, and how
+        # far a mean and the logarithm of a variance may move.
+        ((3.0, 4.0), None, (8 * 2.0, math.log(16))),
+        ((0.0, 1.0), None, (8 + 1e4, math.log(16) + math.log(1e8))),
+        ((0.0, 1.0), (5.0, 60.0), (8 + 5.0, math.log(16) + math.log(60))),
+    ],
+    ids=["measured", "first", "beside others"],
+)
+def test_what_one_update_alone_holds_stays_near_the_model(
+    old: tuple[float, float], others: tuple[float, float] | None, most: tuple[float, float]
+) -> None:
+    received = {n: np.full(2, v, np.float32) for n, v in zip((MEAN, VARIANCE), old, strict=True)}
+    for far in (1e20, 0.0):
+        values = zip((MEAN, VARIANCE), others or (np.nan, np.nan), strict=True)
+        known = {n: np.array([v, np.nan], np.float32) for n, v in values}
+        sent = [{n: np.array([np.nan, far], np.float32) for n in (MEAN, VARIANCE)}]
+        sent += [known] * 3 if others else []
+        found = central_means(sent, [1.0] * len(sent), [1.0] * len(sent), received)
+        near = {n: found.means.get(n, sent[0][n])[1] for n in (MEAN, VARIANCE)}
+        mean = min(max(far, old[0] - most[0]), old[0] + most[0])
+        log = min(max(math.log(far + 1e-5), math.log(old[1]) - most[1]), math.log(old[1]) + most[1])
+        assert near[MEAN] == pytest.approx(mean, rel=1e-4)
+        assert near[VARIANCE] == pytest.approx(math.exp(log) - 1e-5, rel=1e-3, abs=1e-9)
+        times = {
+            MEAN: abs(far - old[0]) / most[0],
+            VARIANCE: abs(math.log((far + 1e-5) / old[1])) / most[1],
+        }
+        told = {name: value for name, value in times.items() if value > 1}
+        assert found.times[0] == pytest.approx(told, rel=1e-3)
+        assert not any(found.times[1:])
 
 
 def test_who_is_far_is_told() -> None:
