@@ -18,6 +18,8 @@ from refusals import ErrorAudit
 
 AUDIT = ErrorAudit()
 CACHE, CACHES = "EDGETAILOR_CACHE", "XDG_CACHE_HOME"
+TEMPORARY = "PYTEST_DEBUG_TEMPROOT"  # where pytest makes the folders of `tmp_path`
+MEMORY, NEEDED = "/dev/shm", 2 << 30
 
 # No test asserts a time: other processes on the machine decide how long an example takes.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -30,7 +32,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # Fresh for each run, so that no test sees graphs of other code. Workers inherit the variable
     # from the process that starts them, and so share the folder.
     if not hasattr(config, "workerinput"):
-        os.environ[CACHE] = tempfile.mkdtemp(prefix="edgetailor-tests-")
+        # In memory, where flushing a file to disk costs nothing: coordinators flush thousands. Long
+        # tests need much room, and one makes device files.
+        if (
+            config.option.markexpr != "long"
+            and os.path.isdir(MEMORY)
+            and shutil.disk_usage(MEMORY).free > NEEDED
+        ):
+            os.environ.setdefault(TEMPORARY, MEMORY)
+        os.environ[CACHE] = tempfile.mkdtemp(
+            prefix="edgetailor-tests-", dir=os.environ.get(TEMPORARY)
+        )
         os.environ[CACHES] = os.path.join(os.environ[CACHE], "user")
     if config.option.markexpr == "long":
         os.environ[ALL] = "yes"
