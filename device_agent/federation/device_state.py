@@ -184,11 +184,10 @@ class DeviceState(StateFolder):
         """Check the signature of `work` with the coordinator's `key`, and its time. Store the time.
 
         Raises:
-            TrustError: The coordinator did not sign the work, the work is too old, the device's
-                clock is wrong, or the federation does not use secure sums any more.
+            TrustError: The coordinator did not sign the work, the work is too old, or the device's
+                clock is wrong.
         """
         check_signature(work, key)
-        self._check_still_secure(work)
         try:
             newest = int(self._newest.read_text())
         except FileNotFoundError:  # none yet
@@ -227,10 +226,12 @@ class DeviceState(StateFolder):
         write_file(self._secure, f"{round_} {self.masked_updates(round_) + 1}\n".encode())
         shutil.rmtree(self.update)
 
-    def _check_still_secure(self, work: Work) -> None:
+    def check_still_secure(self, work: Work) -> None:
         """Raise TrustError if secure sums were promised, and `work` asks for single figures.
 
-        Otherwise a coordinator could end the protection without telling anybody.
+        Otherwise a coordinator could end the protection without telling anybody. If `work` has a
+        secure sum, that is a promise, also to a device that knows no key of the coordinator. So
+        call `check_work` first if the device knows one.
         """
         if work.state == "judge" and self.is_secure:
             raise TrustError(

@@ -267,6 +267,7 @@ class _Rounds:
         """Whether `work` can be trusted. If not, wait, because network or clock may change."""
         try:
             self._key.check(lambda key: self._folder.check_work(work, key, self._hooks.clock))
+            self._folder.check_still_secure(work)
         except TrustError as error:
             if self._distrust.over_patience:
                 raise

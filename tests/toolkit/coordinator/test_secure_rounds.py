@@ -345,19 +345,32 @@ def serve(folder: Path) -> None:
     Server(load_config(folder / "fleet.toml"), WeightedModel(), Path("fleet.toml")).run()
 
 
-def test_a_coordinator_cannot_end_the_protection(tmp_path: Path) -> None:
-    """A device that was promised secure sums when it joined never sends its update itself."""
+@pytest.mark.parametrize("has_key", [True, False], ids=["key", "no key"])
+def test_a_coordinator_cannot_end_the_protection(tmp_path: Path, has_key: bool) -> None:
+    """A device that was promised secure sums when it joined never sends its update itself.
+
+    Nor does one that joined when coordinators had no keys, after work with a secure sum.
+    """
+
+    def stop(*given: object, **more: object) -> object:
+        raise KeyboardInterrupt
+
     few = FLEET.replace("count = 5", "count = 3\n")
     config = configured(tmp_path / "c", few)
     with running(config, WeightedModel()) as server:
         states = [tmp_path / str(number) for number in range(3)]
         for state in states:
             membership.join(server.url, full_token(config, "board"), state.name, state)
+        options = RunOptions(data=str(config.held_out), state=states[0])
+        if not has_key:
+            (states[0] / "secure-sums").unlink()
+            DeviceState(states[0]).remember(replace(DeviceState(states[0]).member(), key=None))
+            with pytest.raises(KeyboardInterrupt):
+                round_loop.run(options, train=stop)
     plain = configured(tmp_path / "c", few[: few.index("[privacy]")] + few[few.index("[[dev") :])
     with running(plain, WeightedModel()) as server:
         identity = DeviceState(states[0]).member()
         DeviceState(states[0]).remember(replace(identity, url=server.url))
-        options = RunOptions(data=str(config.held_out), state=states[0])
         with refused("trust.no-secure-sum"):
             round_loop.run(options, train=trains("board-0"), patience_s=0)
 
