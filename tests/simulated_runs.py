@@ -1,13 +1,45 @@
-"""What two simulations must have in common, and an engine whose worker is elsewhere."""
+"""A mixed fleet's file, what two simulations have in common, and an engine elsewhere."""
 
 import logging
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from models_for_tests import CLASSES, INPUT_SHAPE
 from toolkit.simulation.chunks import Chunk, TrainedChunk
 from toolkit.simulation.engines.engine import Worker, WorkerSetup
 from toolkit.simulation.results import RoundResult
+
+
+def fleet_file(
+    folder: Path, seed: int, specs: Sequence[str], each: int, top: str, simulation: str
+) -> Path:
+    """The file of a fleet with `each` clients of each spec, which share 100 samples.
+
+    `top` has keys of the file and tables before `[simulation]`; `simulation` has keys of this one.
+    """
+    draw = np.random.default_rng(seed)
+    y = draw.integers(CLASSES, size=100)
+    x = draw.normal(size=(100, *INPUT_SHAPE)) + 2 * y[:, None, None, None]
+    np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
+    kinds = "".join(
+        f'[[devices]]\nname = "kind-{n}"\nsubmodel = "{spec}"\ncount = {each}\n'
+        for n, spec in enumerate(specs)
+    )
+    (folder / "fleet.toml").write_text(
+        f"""
+        model = "models_for_tests:smooth_cnn"
+        input_shape = {list(INPUT_SHAPE)}
+        {top}
+        [simulation]
+        data = "data.npz"
+        seed = {seed % 1000}
+        {simulation}
+        {kinds}"""
+    )
+    return folder / "fleet.toml"
 
 
 def outcome(history: list[RoundResult], folder: Path) -> dict[str, object]:

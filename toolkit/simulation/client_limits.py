@@ -22,7 +22,7 @@ class ClientLimits:
 
     Attributes:
         reference: The reference for the updates of this round.
-        limited: What the limits changed in an update, by client.
+        limited: What the limits changed in an update, by client; known after `limit_statistics`.
     """
 
     def __init__(self, reference: Reference) -> None:
@@ -36,13 +36,11 @@ class ClientLimits:
         """Add the figures and limited updates of a worker, by client."""
         self._figures |= own
         self._streamed |= limited
-        self.limited |= limited
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """Forget the updates of `clients`, which are not in the model."""
         for client in clients:
             self._figures.pop(client, None)
-            self.limited.pop(client, None)
 
     def weaken(self, clients: Iterable[int], share: float) -> None:
         """Count only this share of the changes of stale updates; see `Figures.share`."""
@@ -65,7 +63,7 @@ class ClientLimits:
             aggregation.add_checked(*limited_update(update, limits, model, policy))
             self._figures[client] = limits.figures[-1]
             if (limited := limits.limited[-1]) is not None:
-                self._streamed[client] = self.limited[client] = limited
+                self._streamed[client] = limited
         self.reference = limits.reference
         self._waiting.remove()
         self._waiting = None

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.errors import InputError
 from refusals import refused
-from simulated_runs import Elsewhere, outcome
+from simulated_runs import Elsewhere, fleet_file, outcome
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.privacy.clipped_changes import add_clipped
@@ -31,18 +30,7 @@ Array = np.ndarray
 
 @pytest.fixture
 def file(tmp_path: Path, seed: int) -> Path:
-    draw = np.random.default_rng(seed)
-    y = draw.integers(CLASSES, size=120)
-    x = draw.normal(size=(120, *INPUT_SHAPE)) + 2 * y[:, None, None, None]
-    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y)
-    kinds = "".join(
-        f'[[devices]]\nname = "kind-{n}"\nsubmodel = "{spec}"\ncount = {EACH}\n'
-        for n, spec in enumerate(KINDS)
-    )
-    (tmp_path / "fleet.toml").write_text(
-        f"""
-        model = "models_for_tests:smooth_cnn"
-        input_shape = {list(INPUT_SHAPE)}
+    top = f"""
         rounds = 2
         clients_per_round = {EACH * len(KINDS) // 2}
         [training]
@@ -51,13 +39,8 @@ def file(tmp_path: Path, seed: int) -> Path:
         [privacy]
         clip = {CLIP}
         noise_multiplier = {NOISE}
-        delta = 0.01
-        [simulation]
-        data = "data.npz"
-        seed = {seed % 1000}
-        {kinds}"""
-    )
-    return tmp_path / "fleet.toml"
+        delta = 0.01"""
+    return fleet_file(tmp_path, seed, KINDS, EACH, top, "")
 
 
 def held(update: Received, federation: Federation) -> dict[str, tuple[Array, Array]]:
