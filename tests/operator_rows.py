@@ -8,7 +8,7 @@ import torch
 from function_rows import FUNCTIONS
 from layer_cases import Case, Row
 from layer_rows import LAYERS
-from parameters import ALL, half_of
+from parameters import ALL, half_of, half_quick
 from product_rows import PRODUCTS
 
 ROWS: dict[str, dict[str, Row]] = {**PRODUCTS, **LAYERS, **FUNCTIONS}
@@ -45,6 +45,9 @@ COMBINED = {
     "grid sampling": ("aligned corners", "affine"),
 }
 """Rows whose operators and options are also in other rows of their group."""
+
+GROUPS = half_quick(ROWS)
+"""All groups; half of them run in each run, the same in all runtimes, which share recordings."""
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from exporters.programs.tracing import trace
 from exporters.recording.capture import SharedRecording
 from exporters.runtime_graph import Graph
 from exporters.verification.verdict import Verdict
-from parameters import some_long
+from parameters import half_quick, some_long
 from toolkit.submodels.global_model import from_model
 
 SPECS = (
@@ -232,9 +232,11 @@ def bundle(out: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("spec", "format"),
-    some_long(
-        [("full", "onnx"), ("slice:classifier", "onnx"), ("full", "tflite")],
-        ("slice:classifier", "onnx"),
+    half_quick(
+        some_long(
+            [("full", "onnx"), ("slice:classifier", "onnx"), ("full", "tflite")],
+            ("slice:classifier", "onnx"),
+        )
     ),
 )
 def test_a_cached_export_writes_the_same_bundle(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import TrainingConfig, evaluate, export, inspect, set_input_range, split
-from parameters import some_long, some_quick
+from parameters import half_quick, some_long, some_quick
 from refusals import refused
 from toolkit.simulation.torch_executor import TorchSession
 from toolkit.submodels.global_model import from_model
@@ -131,7 +131,7 @@ QUICK = [("columns", "tflite"), ("one-hot", "onnx"), ("recommender", "onnx")]
 ROWS = [(name, format) for name in TABLES for format in ("onnx", "tflite")]
 
 
-@pytest.mark.parametrize(("name", "format"), some_quick(ROWS, *QUICK))
+@pytest.mark.parametrize(("name", "format"), half_quick(some_quick(ROWS, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -166,7 +166,7 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
 SPECS = ("low-rank:0.5,keep=0", "width:0.5", "cp:2.0", "pfedme", "slice:hidden", "slice:last")
 
 
-@pytest.mark.parametrize("spec", some_long(SPECS, *SPECS[:1], *SPECS[2:5]))
+@pytest.mark.parametrize("spec", half_quick(some_long(SPECS, *SPECS[:1], *SPECS[2:5])))
 def test_every_family_takes_the_range(spec: str, tmp_path: Path) -> None:
     model = set_input_range(Columns(), examples=columns(np.random.default_rng(0), 50))
     bundle = export(split(model, spec, (5,)), from_model(model), tmp_path / "bundle")
@@ -174,7 +174,9 @@ def test_every_family_takes_the_range(spec: str, tmp_path: Path) -> None:
     assert bundle.verdict.passed
 
 
-@pytest.mark.parametrize("name", some_long(["columns", "one-hot", "hours", "recommender"], "hours"))
+@pytest.mark.parametrize(
+    "name", half_quick(some_long(["columns", "one-hot", "hours", "recommender"], "hours"))
+)
 def test_a_model_with_ids_is_refused_without_a_range(name: str) -> None:
     build, drawn = TABLES[name]
     shape = drawn(np.random.default_rng(0), 2).shape[1:]
@@ -265,7 +267,7 @@ def test_real_samples_with_an_unknown_id_are_refused(wrong: int) -> None:
         TorchSession(train).run({**feeds, **state})
 
 
-@pytest.mark.parametrize("format", ["onnx", "tflite"])
+@pytest.mark.parametrize("format", half_quick(["onnx", "tflite"]))
 def test_a_device_refuses_samples_with_an_unknown_id(format: str, tmp_path: Path) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")

@@ -43,7 +43,7 @@ from layer_cases import (
 )
 from operator_rows import COMBINED
 from operator_rows import ROWS as GROUPED
-from parameters import half_quick, some_long
+from parameters import half_quick, quarter_quick, some_long
 
 aten = torch.ops.aten
 
@@ -91,7 +91,7 @@ ELSEWHERE = [
 WITH_A_RUNTIME = [name for name in COMBINED["convolution"] if "groups" not in name]
 
 
-@pytest.mark.parametrize("name", half_quick(some_long(ROWS, *ELSEWHERE, *WITH_A_RUNTIME)))
+@pytest.mark.parametrize("name", quarter_quick(some_long(ROWS, *ELSEWHERE, *WITH_A_RUNTIME)))
 def test_traced_gradient(name: str, seed: int) -> None:
     check_traced(ROWS[name], seed, {})
 
@@ -105,7 +105,7 @@ GROUPS = ("conv2d few outputs, groups", "conv1d groups, even kernel")
 
 @pytest.mark.parametrize(
     "name",
-    half_quick(some_long([name for name in ROWS if "conv" in name], *ELSEWHERE, *GROUPS)),
+    quarter_quick(some_long([name for name in ROWS if "conv" in name], *ELSEWHERE, *GROUPS)),
 )
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_traced_gradient_with_decompositions_of_a_runtime(
@@ -175,7 +175,9 @@ LOWERED = {
 }
 
 
-@pytest.mark.parametrize("group", some_long(LOWERED, "convolutions", "normalisation", "sequence"))
+@pytest.mark.parametrize(
+    "group", half_quick(some_long(LOWERED, "convolutions", "normalisation", "sequence"))
+)
 def test_lowered_gradient(group: str, seed: int) -> None:
     torch.manual_seed(seed)
     names = LOWERED[group]

@@ -24,7 +24,7 @@ from exporters.onnx.graph_operations import effort
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.onnx.recomputed.forward_pass import repeated_share
 from exporters.programs.program import ProgramSignature
-from parameters import some_long
+from parameters import half_quick, some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from training_steps import drawn
@@ -218,7 +218,7 @@ LONG = (
 )
 
 
-@pytest.fixture(scope="module", params=some_long(ARENAS, *LONG))
+@pytest.fixture(scope="module", params=half_quick(some_long(ARENAS, *LONG)))
 def case(request: pytest.FixtureRequest) -> Graphs:
     return Graphs(request.param)
 

@@ -17,7 +17,7 @@ from exporters.onnx import state_in_place
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import ProgramSignature
 from models_for_tests import INPUT_SHAPE, smooth_cnn, tied_layers
-from parameters import some_long
+from parameters import half_quick, some_long
 from toolkit.submodels.hyperparameters import Optimizer
 from training_steps import drawn, train_step
 
@@ -103,7 +103,7 @@ def read(node: onnx.NodeProto) -> list[str]:
     return [*node.input, *(name for inner in inside for name in read(inner))]
 
 
-@pytest.mark.parametrize("name", some_long(MODELS, "recurrent", "attention"))
+@pytest.mark.parametrize("name", half_quick(some_long(MODELS, "recurrent", "attention")))
 def test_new_state_over_the_old_changes_no_number(
     name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,7 @@ def test_layers_are_updated_one_after_the_other() -> None:
     assert [int(name[0]) for name in updates] == [3, 3, 2, 2, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("optimizer", ["nesterov", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", half_quick(["nesterov", "adam", "adamw"]))
 def test_other_optimizers(
     optimizer: Optimizer, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

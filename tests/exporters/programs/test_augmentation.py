@@ -15,7 +15,7 @@ from edgetailor import TrainingConfig, export, pack_inputs, split
 from exporters.programs.augmentation import fitting, parse_augmentation
 from exporters.programs.augmented_samples import FIRST_SITE, SITES, augmented
 from exporters.programs.dropout import random_integers, uniform_numbers
-from parameters import some_long
+from parameters import half_quick, some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -157,7 +157,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("format", "texts", "shape"), some_long(STEPS, *STEPS[1:3], *STEPS[4:]))
+@pytest.mark.parametrize(
+    ("format", "texts", "shape"), half_quick(some_long(STEPS, *STEPS[1:3], *STEPS[4:]))
+)
 def test_a_step_on_changed_samples(
     format: str, texts: tuple[str, ...], shape: tuple[int, ...], seed: int, tmp_path: Path
 ) -> None:

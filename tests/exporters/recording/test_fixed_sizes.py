@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.capture import capture
+from parameters import half_quick
 from refusals import refused
 
 Compute = Callable[["Written", Tensor], Tensor]
@@ -95,17 +96,19 @@ def straight(model: Written, h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("compute", "words", "instead"),
-    [
-        (copied, "x.expand(n, ...)", expanded),
-        (collected, "x.expand(n, ...)", expanded),
-        (divided, "batch norm of the whole batch", undivided),
-        (halved, "Do not divide a batch", undivided),
-        (grouped, "make no groups of samples", ungrouped),
-        (cached, "more than 5 samples", made),
-        (sliced, "make the tensor in forward", made),
-        (asserted, "do not branch on it", straight),
-        (branched, "Do not branch on x.shape[0].", straight),
-    ],
+    half_quick(
+        [
+            (copied, "x.expand(n, ...)", expanded),
+            (collected, "x.expand(n, ...)", expanded),
+            (divided, "batch norm of the whole batch", undivided),
+            (halved, "Do not divide a batch", undivided),
+            (grouped, "make no groups of samples", ungrouped),
+            (cached, "more than 5 samples", made),
+            (sliced, "make the tensor in forward", made),
+            (asserted, "do not branch on it", straight),
+            (branched, "Do not branch on x.shape[0].", straight),
+        ]
+    ),
 )
 def test_the_line_is_named_and_the_remedy_is_recorded(
     compute: Compute, words: str, instead: Compute

@@ -11,7 +11,7 @@ from exporters.recording.capture import capture
 from exporters.recording.replacements.complex_context import ComplexPairs
 from exporters.recording.replacements.fourier import FOURIER
 from exporters.recurrence.replacements import Replacements
-from parameters import half_quick, some_long
+from parameters import quarter_quick, some_long
 from refusals import refused
 
 Compute = Callable[[Tensor], Tensor]
@@ -168,7 +168,7 @@ RECORDED_ELSEWHERE = (
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
-@pytest.mark.parametrize("name", half_quick(some_long(TRANSFORMS, *RECORDED_ELSEWHERE)))
+@pytest.mark.parametrize("name", quarter_quick(some_long(TRANSFORMS, *RECORDED_ELSEWHERE)))
 def test_models_are_recorded(name: str) -> None:
     captured = capture(Model(TRANSFORMS[name]), (3, 8))
     values = [node.meta.get("val") for node in captured.training.graph.nodes]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.capture import capture
+from parameters import half_quick
 from refusals import refused
 
 Compute = Callable[["Written", Tensor], Tensor]
@@ -64,7 +65,7 @@ def checked(model: Written, h: Tensor) -> Tensor:
     return h[:, : int(model.kept.sum())].repeat(1, 2)[:, :8]
 
 
-@pytest.mark.parametrize("compute", [columns, flagged, shifted, parted, checked])
+@pytest.mark.parametrize("compute", half_quick([columns, flagged, shifted, parted, checked]))
 def test_constants_are_read(compute: Compute) -> None:
     model = Written(compute)
     captured = capture(model, (6,))

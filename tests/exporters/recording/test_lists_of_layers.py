@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from exporters.recording.capture import capture
 from one_step import check_one_step
+from parameters import half_quick
 from refusals import refused
 
 
@@ -41,7 +42,7 @@ class Named(nn.Module):
         return x @ self.own["w"].T + self.own["b"]
 
 
-@pytest.mark.parametrize("build", [Stacks, Named])
+@pytest.mark.parametrize("build", half_quick([Stacks, Named]))
 def test_parameters_in_containers_train(build: type[nn.Module], seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     check_one_step(build(), (6,), None, "onnx", tmp_path)

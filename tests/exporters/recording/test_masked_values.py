@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.capture import capture
+from parameters import half_quick
 from refusals import refused
 
 Compute = Callable[[Tensor], Tensor]
@@ -47,7 +48,7 @@ def of_another(h: Tensor) -> Tensor:
     return h
 
 
-@pytest.mark.parametrize("compute", [same_mask, same_comparison, rows, of_another])
+@pytest.mark.parametrize("compute", half_quick([same_mask, same_comparison, rows, of_another]))
 def test_masked_elements_and_their_gradients(compute: Compute, seed: int) -> None:
     torch.manual_seed(seed)
     model = Between(compute)

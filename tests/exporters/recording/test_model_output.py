@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from exporters.programs.output_parts import unpack
 from exporters.recording.capture import capture
+from parameters import half_quick
 from refusals import refused
 from toolkit.splitting import split
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -46,7 +47,7 @@ SEVERAL: dict[str, tuple[Callable[[Net, Tensor, Tensor], Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("kind", half_quick(SEVERAL))
 def test_several_outputs_are_packed(kind: str, seed: int) -> None:
     torch.manual_seed(seed)
     returned, names = SEVERAL[kind]
@@ -76,7 +77,7 @@ SINGLE: dict[str, tuple[Callable[[Net, Tensor, Tensor], Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SINGLE)
+@pytest.mark.parametrize("kind", half_quick(SINGLE))
 def test_the_only_output_that_a_loss_can_take(kind: str, seed: int) -> None:
     torch.manual_seed(seed)
     returned, left_out = SINGLE[kind]

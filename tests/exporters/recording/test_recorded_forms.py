@@ -18,7 +18,7 @@ from exporters.recording.replacements.fourier import FOURIER
 from exporters.recording.replacements.recorded_forms import FORMS as FORMS_OF_TORCH
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recurrence.replacements import Replacements
-from parameters import half_quick
+from parameters import half_quick, quarter_quick
 from refusals import refused
 
 Compute = Callable[[Tensor], Tensor]
@@ -188,20 +188,22 @@ def writes_through_to(h: Tensor) -> Tensor:
     return out.permute(0, 2, 1).flatten(1)
 
 
-@pytest.mark.parametrize("name", half_quick(FORMS))
+@pytest.mark.parametrize("name", quarter_quick(FORMS))
 def test_a_form_computes_the_same(name: str) -> None:
     capture(Between(FORMS[name], only_training=False), (6,))
 
 
 @pytest.mark.parametrize(
     "cell",
-    [
-        nn.LSTMCell(4, 5),
-        nn.LSTMCell(4, 5, bias=False),
-        nn.GRUCell(4, 5),
-        nn.RNNCell(4, 5),
-        nn.RNNCell(4, 5, bias=False, nonlinearity="relu"),
-    ],
+    half_quick(
+        [
+            nn.LSTMCell(4, 5),
+            nn.LSTMCell(4, 5, bias=False),
+            nn.GRUCell(4, 5),
+            nn.RNNCell(4, 5),
+            nn.RNNCell(4, 5, bias=False, nonlinearity="relu"),
+        ]
+    ),
     ids=str,
 )
 def test_cells_are_recorded_in_loops(cell: nn.RNNCellBase) -> None:
@@ -230,7 +232,7 @@ BAGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAGS)
+@pytest.mark.parametrize("name", half_quick(BAGS))
 def test_bags_of_one_size_are_recorded(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     model = Bags(**BAGS[name])
@@ -281,7 +283,7 @@ DRAWS: dict[str, Compute] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", half_quick(DRAWS))
 def test_draws_repeat_with_the_seed(name: str) -> None:
     model = Between(DRAWS[name])
     capture(model, (6,))  # compares outputs and gradients of model and recording for one seed

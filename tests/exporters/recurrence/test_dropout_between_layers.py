@@ -15,7 +15,7 @@ from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.dropout import keep_mask
 from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
-from parameters import some_long
+from parameters import half_quick, some_long
 from toolkit.submodels.global_model import from_model
 
 FEATURES, UNITS, CLASSES, RATE, SHAPE = 3, 4, 2, 0.3, (5, 3)
@@ -70,12 +70,14 @@ BOTH_WAYS = {"batch_first": True, "bidirectional": True}
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    some_long(
-        itertools.product(KINDS, ({}, BOTH_WAYS)),
-        ("gru", {}),
-        ("gru", BOTH_WAYS),
-        ("rnn", {}),
-        ("rnn", BOTH_WAYS),
+    half_quick(
+        some_long(
+            itertools.product(KINDS, ({}, BOTH_WAYS)),
+            ("gru", {}),
+            ("gru", BOTH_WAYS),
+            ("rnn", {}),
+            ("rnn", BOTH_WAYS),
+        )
     ),
     ids=str,
 )

@@ -24,7 +24,7 @@ from exporters.recurrence.loop_operator import STEPS, register
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from layer_cases import TOLERANCE, Case, Row, assert_close
 from oracles import Device, Plan
-from parameters import half_quick, some_long
+from parameters import half_quick, quarter_quick, some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
@@ -135,7 +135,7 @@ LOWERED = {
 
 @pytest.mark.parametrize(
     ("name", "runtime"),
-    half_quick(
+    quarter_quick(
         some_long(
             itertools.product(LOWERED, RUNTIMES),
             *itertools.product(("lstm, stacked", "gru, stacked"), RUNTIMES),
@@ -369,7 +369,7 @@ def test_a_recurrence_over_the_batch_axis_has_no_tflite_form() -> None:
         tflite(submodel.program.signatures[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", half_quick(KINDS))
 def test_fading_gradients_are_not_subnormal(kind: str, seed: int) -> None:
     """Processors are about ten times slower with float32's subnormal numbers."""
     torch.manual_seed(seed)

@@ -40,9 +40,9 @@ from layer_cases import (
     open_session,
 )
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from operator_rows import ROWS, recorded
+from operator_rows import GROUPS, ROWS, recorded
 from oracles import Device, Plan
-from parameters import some_long
+from parameters import half_quick, some_long
 from profiles.cost_model.memory_rule import LITERT
 from profiles.errors import BundleError
 from refusals import refused
@@ -73,7 +73,7 @@ LONG = (
 )
 
 
-@pytest.mark.parametrize("group", some_long(ROWS, *LONG))
+@pytest.mark.parametrize("group", some_long(GROUPS, *(g for g in GROUPS if g in LONG)))
 def test_gradients_on_litert(group: str, seed: int) -> None:
     check_on_litert(recorded(group, seed), seed)
 
@@ -117,7 +117,7 @@ def check_on_litert(cases: Mapping[str, Case], seed: int) -> None:
         assert_close(case, came, case.expected(feeds[key]), name)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", half_quick(REFUSED))
 def test_what_is_not_covered_is_refused_with_the_nearest_way(name: str) -> None:
     check_refused(name, lambda signature: to_tflite([signature]))
 
@@ -174,7 +174,7 @@ def wide_kernels() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "model", [partial(load_model, "toolkit.models:digits_cnn", seed=0), wide_kernels]
+    "model", half_quick([partial(load_model, "toolkit.models:digits_cnn", seed=0), wide_kernels])
 )
 def test_xnnpack_takes_the_step_as_a_whole(model: Callable[[], nn.Module]) -> None:
     """Otherwise what is ready before an operator that it does not take is computed and kept."""
@@ -260,7 +260,9 @@ def test_a_round_of_cp(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("loss", "outputs", "optimizer"),
-    [("cross-entropy", 4, "adamw"), ("cross-entropy", 1, "adam"), ("mse", 3, "nesterov")],
+    half_quick(
+        [("cross-entropy", 4, "adamw"), ("cross-entropy", 1, "adam"), ("mse", 3, "nesterov")]
+    ),
 )
 def test_losses_and_optimizers(
     loss: Loss, outputs: int, optimizer: Optimizer, seed: int, tmp_path: Path

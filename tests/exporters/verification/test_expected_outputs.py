@@ -15,6 +15,7 @@ from exporters.verification.example_inputs import examples
 from exporters.verification.expected_outputs import ExpectedOutputs
 from exporters.verification.verify import verify
 from foreign_models import Recurrent, VisionTransformer
+from parameters import half_quick
 from toolkit.submodels.global_model import from_model
 
 PICTURES = nn.Sequential(
@@ -31,7 +32,7 @@ def training(model: nn.Module, shape: tuple[int, ...]) -> tuple[Program, Tensors
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(PICTURES, (1, 8, 8)), (VisionTransformer(), (3, 8, 8)), (Recurrent(), (7, 6))],
+    half_quick([(PICTURES, (1, 8, 8)), (VisionTransformer(), (3, 8, 8)), (Recurrent(), (7, 6))]),
     ids=["pictures", "attention", "recurrent"],
 )
 def test_outputs_one_by_one_are_those_of_a_whole_step(

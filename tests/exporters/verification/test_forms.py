@@ -20,6 +20,7 @@ from exporters.runtime_graph import Form, Graph
 from exporters.verification.verify import verify
 from form_cases import tail, with_negative_kernels
 from models_for_tests import INPUT_SHAPE, wide_layers
+from parameters import half_quick
 from toolkit.submodels.global_model import from_model
 
 
@@ -50,7 +51,7 @@ if (block := block_size()) is not None:
     FORMS[blocked_form(block)] = without_biases
 
 
-@pytest.mark.parametrize(("form", "spoil"), FORMS.items())
+@pytest.mark.parametrize(("form", "spoil"), half_quick(FORMS.items()))
 def test_a_wrong_form_does_not_pass(form: str, spoil: Callable[[bytes], bytes], seed: int) -> None:
     torch.manual_seed(seed)
     check_that_it_fails(wide_layers(), INPUT_SHAPE, form, spoil)

@@ -23,7 +23,7 @@ from edgetailor import TrainingConfig, split
 from exporters.recording.capture import SharedRecording, capture
 from foreign_models import CLASSES, FOREIGN
 from oracles import cross_entropy
-from parameters import some_long
+from parameters import half_of, half_quick, some_long
 from profiles.errors import SpecError
 from refusals import refused
 from toolkit.cutting.cut_points import Cutter
@@ -93,10 +93,9 @@ SLOW = {
     "signal": (SPECS[2], SPECS[4]),
     "recurrent": (SPECS[1], SPECS[2], SPECS[4]),
 }
-CASES = [
-    pytest.param(both, marks=pytest.mark.long) if both[1] in SLOW.get(both[0], ()) else both
-    for both in itertools.product(FOREIGN, SPECS)
-]
+BOTH = list(itertools.product(FOREIGN, SPECS))
+DRAWN = half_of(both for both in BOTH if both[1] not in SLOW.get(both[0], ()))
+CASES = [both if both in DRAWN else pytest.param(both, marks=pytest.mark.long) for both in BOTH]
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
@@ -146,10 +145,12 @@ def test_gradients_are_autograds(c: Case) -> None:
 
 @pytest.mark.parametrize(
     ("name", "spec"),
-    some_long(
-        itertools.product(FOREIGN, BI_LEVEL),
-        *itertools.product(("stock-transformer", "transformer"), BI_LEVEL),
-        *itertools.product(("tagger", "separable", "recurrent", "segmentation"), BI_LEVEL[:1]),
+    half_quick(
+        some_long(
+            itertools.product(FOREIGN, BI_LEVEL),
+            *itertools.product(("stock-transformer", "transformer"), BI_LEVEL),
+            *itertools.product(("tagger", "separable", "recurrent", "segmentation"), BI_LEVEL[:1]),
+        )
     ),
 )
 def test_bi_level_steps_are_autograds(name: str, spec: str, seed: int) -> None:

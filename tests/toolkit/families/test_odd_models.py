@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import eager
 from edgetailor import TrainingConfig, split
+from parameters import half_quick
 from refusals import refused
 from toolkit import inspection
 from toolkit.factor_layers.cp_layers import with_cp_factors
@@ -200,7 +201,7 @@ UNFIT: dict[str, tuple[Change, str, dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("odd", UNFIT)
+@pytest.mark.parametrize("odd", half_quick(UNFIT))
 def test_an_output_that_cannot_be_trained_on_is_refused(odd: str) -> None:
     change, code, values, words = UNFIT[odd]
 
@@ -232,8 +233,10 @@ def test_operators_without_a_runtime_are_refused(
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [(n, "sgd") for n in ("x", "y", "rate", "loss", "correct", "output")]
-    + [("adam_steps", "adam")],
+    half_quick(
+        [(n, "sgd") for n in ("x", "y", "rate", "loss", "correct", "output")]
+        + [("adam_steps", "adam")]
+    ),
 )
 def test_a_parameter_called_like_a_port_is_refused(name: str, optimizer: Optimizer) -> None:
     """Otherwise a parameter called `rate` could be fed in place of the learning rate."""
@@ -303,7 +306,9 @@ def test_a_batch_norm_called_twice() -> None:
     assert_right(model, "full")
 
 
-@pytest.mark.parametrize("spec", ["full", "slice:h", "low-rank:0.3,keep=1", "width:0.5", "cp:2.0"])
+@pytest.mark.parametrize(
+    "spec", half_quick(["full", "slice:h", "low-rank:0.3,keep=1", "width:0.5", "cp:2.0"])
+)
 def test_buffers_that_are_not_saved_are_constants(spec: str) -> None:
     model = Net(lambda own, y: y + own.position)
     model.register_buffer("position", torch.randn(8), persistent=False)

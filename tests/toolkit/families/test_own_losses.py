@@ -24,7 +24,7 @@ from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
 from exporters.recording.capture import capture
 from oracles import batches_of, descend
-from parameters import some_long
+from parameters import half_quick, some_long
 from phone_counts import Counts
 from refusals import refused
 from toolkit.coordinator.federation_file.load_config import load_config
@@ -190,7 +190,7 @@ def config(task: Task) -> TrainingConfig:
 
 
 # A device trains the long ones below.
-@pytest.mark.parametrize("name", some_long(TASKS, "detection", "multi-task"))
+@pytest.mark.parametrize("name", half_quick(some_long(TASKS, "detection", "multi-task")))
 def test_simulated_rounds_equal_a_plain_loop(name: str, seed: int, tmp_path: Path) -> None:
     task = TASKS[name]
     data = task.data(np.random.default_rng(seed))
@@ -332,12 +332,14 @@ count = {CLIENTS}
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    [
-        ("detection", "onnx"),
-        pytest.param("detection", "tflite", marks=pytest.mark.long),
-        ("multi-task", "tflite"),
-        pytest.param("triplet", "onnx", marks=pytest.mark.long),
-    ],
+    half_quick(
+        [
+            ("detection", "onnx"),
+            pytest.param("detection", "tflite", marks=pytest.mark.long),
+            ("multi-task", "tflite"),
+            pytest.param("triplet", "onnx", marks=pytest.mark.long),
+        ]
+    ),
 )
 def test_a_device_trains_as_a_plain_loop(name: str, format: Any, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
@@ -388,7 +390,7 @@ def packed_labels(folder: Path, data: Arrays) -> np.ndarray:
     return np.array(local_data(open_bundle(folder / "bundle"), folder / "local.npz").y)
 
 
-@pytest.mark.parametrize("name", ["detection", "multi-task", "segmentation"])
+@pytest.mark.parametrize("name", half_quick(["detection", "multi-task", "segmentation"]))
 def test_a_program_with_its_loss_has_an_identity(name: str) -> None:
     """Graphs are kept from round to round, and another loss has other graphs."""
     task = TASKS[name]
@@ -452,17 +454,22 @@ def test_functions_of_a_loss_are_replaced_like_those_of_a_model() -> None:
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    [
-        ("one_hot", "onnx"),
-        ("gaussian", "onnx"),
-        ("counts", "tflite"),
-        ("ranking", "onnx"),
-        ("hard_negatives", "onnx"),
-        ("hard_negatives", "tflite"),
-        ("a_number", "onnx"),
-        ("decides", "tflite"),
-        *(pytest.param(name, "tflite", marks=pytest.mark.long) for name in ("one_hot", "gaussian")),
-    ],
+    half_quick(
+        [
+            ("one_hot", "onnx"),
+            ("gaussian", "onnx"),
+            ("counts", "tflite"),
+            ("ranking", "onnx"),
+            ("hard_negatives", "onnx"),
+            ("hard_negatives", "tflite"),
+            ("a_number", "onnx"),
+            ("decides", "tflite"),
+            *(
+                pytest.param(name, "tflite", marks=pytest.mark.long)
+                for name in ("one_hot", "gaussian")
+            ),
+        ]
+    ),
 )
 def test_functions_of_torch_take_part_in_a_loss(
     name: str, format: Any, seed: int, tmp_path: Path

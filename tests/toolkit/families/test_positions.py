@@ -27,7 +27,7 @@ from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import Format, export
 from oracles import Device, Plan
-from parameters import some_long
+from parameters import half_quick, some_long
 from refusals import refused
 from toolkit import model_evaluation
 from toolkit.model_evaluation import evaluate
@@ -168,15 +168,17 @@ def train(model: nn.Module, local: Device, truth: TRUTH) -> oracles.State:
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    some_long(
-        [
-            *(("tagger", "onnx"), ("tagger", "tflite")),
-            *(("segmentation", "onnx"), ("segmentation", "tflite")),
-            *(("one class", "tflite"), ("numbers", "onnx")),
-            *(("sounds", "onnx"), ("sounds", "tflite")),
-        ],
-        *(("tagger", "onnx"), ("segmentation", "tflite"), ("sounds", "tflite")),
-        ("numbers", "onnx"),
+    half_quick(
+        some_long(
+            [
+                *(("tagger", "onnx"), ("tagger", "tflite")),
+                *(("segmentation", "onnx"), ("segmentation", "tflite")),
+                *(("one class", "tflite"), ("numbers", "onnx")),
+                *(("sounds", "onnx"), ("sounds", "tflite")),
+            ],
+            *(("tagger", "onnx"), ("segmentation", "tflite"), ("sounds", "tflite")),
+            ("numbers", "onnx"),
+        )
     ),
 )
 def test_a_device_trains_and_judges_as_pytorch(

@@ -10,7 +10,7 @@ from torch import nn
 
 from edgetailor import GlobalModel, TrainingConfig, split
 from narrow_models import Concatenating, Gated, Packed, Plain, Recurrent, Separable, Shuffled
-from parameters import some_long
+from parameters import half_quick, some_long
 from toolkit.submodels.round_window import in_round
 
 Hand = Mapping[tuple[str, int], Sequence[int]]
@@ -153,7 +153,8 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "name", some_long(CASES, "separable", "recurrent", "gated", "shuffled", "concatenating")
+    "name",
+    half_quick(some_long(CASES, "separable", "recurrent", "gated", "shuffled", "concatenating")),
 )
 def test_the_device_gets_the_window_of_the_round(name: str, seed: int) -> None:
     torch.manual_seed(seed)

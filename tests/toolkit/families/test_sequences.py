@@ -16,6 +16,7 @@ from edgetailor import Federation, TrainingConfig, split
 from exporters.export import export
 from exporters.programs.losses import binary_cross_entropy
 from exporters.recording.capture import capture
+from parameters import half_quick
 from profiles.errors import ModelError
 from refusals import refused
 from toolkit.coordinator.sample_files import read_samples
@@ -95,7 +96,7 @@ def test_binary_cross_entropy_and_its_gradient(seed: int) -> None:
     torch.testing.assert_close(gradient, wide.grad, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("spec", ["full", "slice:hidden"])
+@pytest.mark.parametrize("spec", half_quick(["full", "slice:hidden"]))
 def test_a_bundle_trains_on_whole_numbers_as_torch_does(
     spec: str, tmp_path: Path, seed: int
 ) -> None:

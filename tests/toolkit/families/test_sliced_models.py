@@ -19,7 +19,7 @@ import eager
 from edgetailor import TrainingConfig, split
 from exporters.export import export
 from exporters.recording.capture import SharedRecording, capture
-from parameters import some_long
+from parameters import half_quick, some_long
 from refusals import refused
 from toolkit.cutting import cut_points
 from toolkit.cutting.cut_points import Cutter
@@ -234,7 +234,7 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
     return output["logits"] if isinstance(output, dict) else output
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", half_quick(MODELS))
 def test_all_cut_points(name: str, seed: int) -> None:
     (model, recording), (_, shape, modules) = recorded(name, seed), MODELS[name]
     with recording:
@@ -243,10 +243,12 @@ def test_all_cut_points(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "module"),
-    some_long(
-        CUTS,
-        *(cut for cut in CUTS if cut[0] == "decoder" and cut[1] != "layers.1.norm"),
-        *(("residual", f"blocks.{block}") for block in ("0.b", "0.nb", "1.a", "1.na")),
+    half_quick(
+        some_long(
+            CUTS,
+            *(cut for cut in CUTS if cut[0] == "decoder" and cut[1] != "layers.1.norm"),
+            *(("residual", f"blocks.{block}") for block in ("0.b", "0.nb", "1.a", "1.na")),
+        )
     ),
 )
 def test_a_step_is_that_of_pytorch_with_the_rest_frozen(name: str, module: str, seed: int) -> None:
@@ -290,7 +292,7 @@ def counted(cutter: Cutter, place: int) -> int:
     return cutter.load(cutter.trained(place), BATCH) - fixed
 
 
-@pytest.mark.parametrize("name", some_long(MODELS, "decoder"))
+@pytest.mark.parametrize("name", half_quick(some_long(MODELS, "decoder")))
 def test_the_largest_slice_within_the_capacity_with_the_smallest_recording(
     name: str, seed: int
 ) -> None:

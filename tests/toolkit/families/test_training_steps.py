@@ -13,7 +13,7 @@ from torch.nn import functional
 import eager
 from edgetailor import TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
-from parameters import some_long
+from parameters import half_quick, some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.hyperparameters import Loss, Optimizer
@@ -98,7 +98,9 @@ def test_optimizers(optimizer: Optimizer, proximal: float, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("loss", "outputs"),
-    [("cross-entropy", 4), ("cross-entropy", 1), ("binary-cross-entropy", 1), ("mse", 3)],
+    half_quick(
+        [("cross-entropy", 4), ("cross-entropy", 1), ("binary-cross-entropy", 1), ("mse", 3)]
+    ),
 )
 def test_losses(loss: Loss, outputs: int, seed: int) -> None:
     check_steps("width:1.0", config(loss=loss), outputs, seed)

@@ -34,7 +34,7 @@ from exporters.onnx.forms.graph_rewriting import rewritten
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import FIRST_BATCH, Case, check_by_definition, check_in_runtime, tail
-from parameters import half_quick, some_long
+from parameters import half_quick, quarter_quick, some_long
 from training_steps import train_step
 
 
@@ -240,7 +240,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-NAMES = half_quick(
+NAMES = quarter_quick(
     some_long(
         MODELS,
         *("depthwise, strided", "depthwise, dilated", "hard", "points", "fits in part"),
@@ -315,7 +315,9 @@ def test_both_ways_to_drop(multiplies: bool, seed: int, tmp_path: Path) -> None:
             check_in_runtime(case, graph, form, path, seed)
 
 
-@pytest.mark.parametrize("name", ["residual", "strided", "few outputs", "narrow between"])
+@pytest.mark.parametrize(
+    "name", half_quick(["residual", "strided", "few outputs", "narrow between"])
+)
 def test_kernels_in_strips(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of weights sum over strips of rows, as many as divide the rows of a kernel."""
     draw = random.Random(seed)

@@ -22,7 +22,7 @@ from exporters.onnx.forms.blocked_layout import blocked, rewrite, way_to_rewrite
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, tail
 from onnx_graphs import model, value
-from parameters import some_long
+from parameters import half_quick, some_long
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_subnormal=False)
 LIMITS = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(
@@ -61,7 +61,7 @@ def test_limits_without_a_steep_line(limit: float) -> None:
     assert steep_line(limit) is None
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Hardswish])
+@pytest.mark.parametrize("activation", half_quick([nn.ReLU, nn.Hardswish]))
 def test_blocked_steps_do_not_compare(activation: type[nn.Module]) -> None:
     layers = [nn.Conv2d(3, 16, 3), activation(), nn.Conv2d(16, 16, 3), activation()]
     graph = to_onnx(Case.of(nn.Sequential(*layers, *tail(16)), (3, 8, 8)).signature)

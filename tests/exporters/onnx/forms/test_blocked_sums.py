@@ -15,6 +15,7 @@ from exporters.onnx.graph_reading import is_all
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs.program import Recomputation
 from form_cases import Case, tail
+from parameters import half_quick
 
 BATCH, CHANNELS, WIDTH = 8, 16, 64
 FULL = LEAST_BYTES // (4 * CHANNELS * WIDTH * WIDTH)
@@ -69,7 +70,9 @@ def test_the_mean_of_pooling_reads_blocks(graph: bytes) -> None:
     assert all(shape[2:] == (1, 1) for shape in images)
 
 
-@pytest.mark.parametrize("again", [None, Recomputation(BATCH)], ids=["once", "computed again"])
+@pytest.mark.parametrize(
+    "again", half_quick([None, Recomputation(BATCH)]), ids=["once", "computed again"]
+)
 def test_a_mean_that_is_known_is_a_bias(again: Recomputation | None) -> None:
     """A batch norm's image that is made again has no pass of its own that subtracts the mean."""
     conv = partial(nn.Conv2d, 16, 16, 3, padding=1, bias=False)

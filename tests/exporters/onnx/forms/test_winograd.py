@@ -16,7 +16,7 @@ from exporters.memory.onnx_footprint import SizedGraph
 from exporters.onnx.forms.winograd import A, B, G, rewrite, winograd
 from exporters.onnx.onnx_writer import to_onnx
 from form_cases import Case, check, check_in_runtime, tail
-from parameters import some_long
+from parameters import half_quick, some_long
 from training_steps import train_step
 
 
@@ -93,7 +93,7 @@ def test_the_matrices_of_the_method(seed: int) -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", some_long(MODELS, "few outputs"))
+@pytest.mark.parametrize("name", half_quick(some_long(MODELS, "few outputs")))
 def test_training_steps(name: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     build, shape, convolutions, gradients = MODELS[name]

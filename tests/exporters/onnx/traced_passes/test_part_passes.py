@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs.tracing import operators, trace
+from parameters import half_quick
 from training_steps import drawn, train_step
 
 TOKENS, WIDTH, HEADS = 6, 8, 2
@@ -33,7 +34,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(1))
 
 
-@pytest.mark.parametrize("of_torch", [True, False])
+@pytest.mark.parametrize("of_torch", half_quick([True, False]))
 def test_attention(of_torch: bool, seed: int) -> None:
     torch.manual_seed(seed)
     signature = train_step(Attention(of_torch), (TOKENS, WIDTH))
