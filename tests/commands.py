@@ -35,6 +35,7 @@ PRELOAD = [
     "toolkit.coordinator.server",
     "toolkit.planning.model_plan",
     "commands",
+    "unflushed",
     "warm_exports",
 ]
 EXIT_CODES = """

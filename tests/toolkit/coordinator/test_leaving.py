@@ -6,7 +6,7 @@ import pytest
 
 from bundles import everything
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation import round_loop
+from device_agent.federation import membership, round_loop
 from device_agent.federation.membership import join, leave
 from device_agent.federation.run_options import RunOptions
 from device_agent.formats.protocol.problems import NOT_AUTHORISED
@@ -48,7 +48,8 @@ def test_leaving_cleans_both_sides(fleet: Fleet, tmp_path: Path) -> None:
     assert task(CoordinatorClient(server.url, new.secret)).round == 3
 
 
-def test_leaving_without_the_coordinator(tmp_path: Path) -> None:
+def test_leaving_without_the_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "LEAVE_PATIENCE_S", 0.5)
     config = configured(tmp_path / "c")
     with running(config) as server:
         join(server.url, token(config, "board"), "desk", tmp_path / "a")
@@ -102,8 +103,9 @@ def test_replacing_a_coordinator(server: Server, tmp_path: Path) -> None:
 
 
 def test_replacing_a_coordinator_that_is_gone(
-    server: Server, tmp_path: Path, said: list[str]
+    server: Server, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(membership, "LEAVE_PATIENCE_S", 0.5)
     config = configured(tmp_path / "second")
     with running(config) as second:
         join(second.url, token(config, "board"), "desk", tmp_path / "a")

@@ -396,15 +396,21 @@ def test_below_the_threshold_the_round_is_repeated(
     """One of three stops before its masked update: the round opens again, with new keys."""
     config = configured(tmp_path / "c", FLEET.replace("count = 5", "count = 3\n"))
     names, said = [f"board-{n}" for n in range(3)], []
-    send_to_sum, keys, stopped = CoordinatorClient.send_to_sum, [], []
+    send_to_sum, keys, inputs, ordered = CoordinatorClient.send_to_sum, [], [], threading.Lock()
 
     def send_once(link: CoordinatorClient, round_: int, message: Any) -> None:
         if isinstance(message, SecureKeys):
             keys.append((round_, message.mask_key))
-        if isinstance(message, SecureInput) and not stopped:
-            stopped.append(threading.current_thread())
-            raise KeyboardInterrupt
-        send_to_sum(link, round_, message)
+        if not isinstance(message, SecureInput):
+            send_to_sum(link, round_, message)
+            return
+        with ordered:
+            inputs.append(threading.current_thread())
+            if len(inputs) == 1:
+                raise KeyboardInterrupt
+            send_to_sum(link, round_, message)
+            if len(inputs) == 3:  # the others have sent theirs: nothing comes until the deadline
+                server.coordinator.clock = lambda: time.monotonic() + config.deadline_s
 
     monkeypatch.setattr(CoordinatorClient, "send_to_sum", send_once)
 
