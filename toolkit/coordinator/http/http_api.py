@@ -403,10 +403,9 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.coordinator = coordinator
-    app.include_router(router)
-    app.include_router(secure_api.router)
-    app.include_router(operator_api.router)
-    app.include_router(health_api.router)
+    # `include_router` would build every route again, in 0.05 s of the first request to each app.
+    for part in (router, secure_api.router, operator_api.router, health_api.router):
+        app.router.routes.extend(part.routes)
     add_operator_page(app, page)
     if coordinator.config.phones:
         app.router.routes.extend(join_routes(page))
