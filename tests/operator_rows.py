@@ -8,7 +8,7 @@ import torch
 from function_rows import FUNCTIONS
 from layer_cases import Case, Row
 from layer_rows import LAYERS
-from parameters import ALL, half_of, half_quick
+from parameters import ALL, half_of, quarter_quick
 from product_rows import PRODUCTS
 
 ROWS: dict[str, dict[str, Row]] = {**PRODUCTS, **LAYERS, **FUNCTIONS}
@@ -46,8 +46,8 @@ COMBINED = {
 }
 """Rows whose operators and options are also in other rows of their group."""
 
-GROUPS = half_quick(ROWS)
-"""All groups; half of them run in each run, the same in all runtimes, which share recordings."""
+GROUPS = quarter_quick(ROWS)
+"""All groups; a quarter runs in each run, the same in all runtimes, which share recordings."""
 
 
 @functools.cache

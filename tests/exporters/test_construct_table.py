@@ -10,7 +10,7 @@ from torch import nn
 
 from exporters.recording.capture import capture
 from one_step import check_one_step
-from parameters import half_quick, quarter_quick
+from parameters import quarter_quick
 from profiles.errors import EdgeTailorError
 from toolkit.inspection import inspect_each
 
@@ -56,7 +56,7 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
     check_one_step(model, SHAPES[row.input], TOKENS.get(row.input), format, tmp_path)
 
 
-@pytest.mark.parametrize("name", half_quick(REFUSED))
+@pytest.mark.parametrize("name", quarter_quick(REFUSED))
 def test_a_refusal_names_the_line_and_another_row(name: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     row = REFUSED[name]

@@ -15,7 +15,7 @@ from exporters.programs.dropout import SeededBernoulli
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.verification.whole_step import run
 from field_models.table import MODELS, FieldModel
-from parameters import half_quick, some_quick, without
+from parameters import quarter_quick, some_quick, without
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 
@@ -69,7 +69,7 @@ def norm(values: Mapping[str, Tensor]) -> float:
     return float(torch.cat([value.flatten() for value in values.values()]).norm())
 
 
-@pytest.mark.parametrize(("name", "format"), half_quick(some_quick(EXPORTED, *QUICK)))
+@pytest.mark.parametrize(("name", "format"), quarter_quick(some_quick(EXPORTED, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
@@ -116,9 +116,8 @@ TEN = (
 PAIRS = without(product(TEN, FAMILIES), *WITHOUT_BLOCKS)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"), some_quick(PAIRS, ("variational autoencoder", "low-rank:0.5,keep=0"))
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "spec"), PAIRS)
 def test_families_export(name: str, spec: str, tmp_path: Path) -> None:
     """Verification compares each step with autograd in float64."""
     row = MODELS[name]

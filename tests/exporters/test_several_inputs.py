@@ -14,7 +14,7 @@ from torch.nn import functional
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import Predictor, TrainingConfig, export, inspect, pack_inputs, split
-from parameters import half_quick, some_long, some_quick
+from parameters import quarter_quick, some_long, some_quick
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -124,7 +124,7 @@ def called(model: nn.Module, arrays: dict[str, np.ndarray]) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize(("name", "format"), half_quick(some_quick(ROWS, *QUICK)))
+@pytest.mark.parametrize(("name", "format"), quarter_quick(some_quick(ROWS, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")

@@ -14,7 +14,7 @@ from torch.nn import functional
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import TrainingConfig, evaluate, export, inspect, set_input_range, split
-from parameters import half_quick, some_long, some_quick
+from parameters import half_quick, quarter_quick, some_long, some_quick
 from refusals import refused
 from toolkit.simulation.torch_executor import TorchSession
 from toolkit.submodels.global_model import from_model
@@ -131,7 +131,7 @@ QUICK = [("columns", "tflite"), ("one-hot", "onnx"), ("recommender", "onnx")]
 ROWS = [(name, format) for name in TABLES for format in ("onnx", "tflite")]
 
 
-@pytest.mark.parametrize(("name", "format"), half_quick(some_quick(ROWS, *QUICK)))
+@pytest.mark.parametrize(("name", "format"), quarter_quick(some_quick(ROWS, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
     if format == "tflite":
         pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")

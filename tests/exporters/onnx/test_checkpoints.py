@@ -324,7 +324,7 @@ def test_only_training_steps_change() -> None:
 
 
 def test_it_passes_verification(tmp_path: Path) -> None:
-    model = without_norms()
+    model = without_norms(3)
     submodel = split(model, "slice:1.conv,recompute=yes", (3, 16, 16))
     exported = export(submodel, from_model(model), tmp_path / "b")
     assert exported.verdict is not None

@@ -14,7 +14,7 @@ from exporters.recording.capture import capture
 from exporters.recording.captured import Captured
 from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recording.shared_tensors import twin_of
-from parameters import half_quick
+from parameters import quarter_quick
 from refusals import refused
 
 SHAPE = (6,)
@@ -129,7 +129,7 @@ def check_equal(model: nn.Module, captured: Captured, x: Tensor, training: bool,
             torch.testing.assert_close(tensors[name].detach(), buffer, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("compute", half_quick(WAYS))
+@pytest.mark.parametrize("compute", quarter_quick(WAYS))
 def test_a_recording_takes_the_way_of_the_model(compute: Compute, seed: int) -> None:
     torch.manual_seed(seed)
     model = Between(compute)

@@ -85,7 +85,7 @@ def test_random_writes(seed: int) -> None:
                 continue  # sums of squares of sums may overflow
             torch.testing.assert_close(graph(x), expected)
         recorded += 1
-        if recorded == 15:
+        if recorded == 8:
             return
     raise AssertionError("too few models can be recorded")
 

@@ -9,6 +9,7 @@ from exporters.export import Format
 from exporters.onnx.forms import blocked_depthwise_gradient, blocked_sums
 from faulty_subjects import CASES, subjects
 from onnx_faults import check_onnx, files_of
+from parameters import half_quick
 from tflite_faults import check_tflite
 
 
@@ -43,9 +44,9 @@ def always_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always_in_blocks")
-def test_some_planted_faults_are_found_and_named(seed: int) -> None:
-    cases = [("depthwise", "full"), ("tied-tokens", "full")]
-    run([(name, spec, "onnx") for name, spec in cases], 6, seed)
+@pytest.mark.parametrize("name", half_quick(["depthwise", "tied-tokens"]))
+def test_some_planted_faults_are_found_and_named(name: str, seed: int) -> None:
+    run([(name, "full", "onnx")], 6, seed)
 
 
 def test_some_planted_tflite_faults_are_found_and_named(seed: int) -> None:

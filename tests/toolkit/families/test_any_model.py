@@ -94,7 +94,7 @@ SLOW = {
     "recurrent": (SPECS[1], SPECS[2], SPECS[4]),
 }
 BOTH = list(itertools.product(FOREIGN, SPECS))
-DRAWN = half_of(both for both in BOTH if both[1] not in SLOW.get(both[0], ()))
+DRAWN = half_of(half_of(both for both in BOTH if both[1] not in SLOW.get(both[0], ())))
 CASES = [both if both in DRAWN else pytest.param(both, marks=pytest.mark.long) for both in BOTH]
 
 

@@ -27,7 +27,7 @@ from device_agent.training.random_run import synthetic
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import Format, export
 from oracles import Device, Plan
-from parameters import half_quick, some_long
+from parameters import quarter_quick, some_long
 from refusals import refused
 from toolkit import model_evaluation
 from toolkit.model_evaluation import evaluate
@@ -168,7 +168,7 @@ def train(model: nn.Module, local: Device, truth: TRUTH) -> oracles.State:
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    half_quick(
+    quarter_quick(
         some_long(
             [
                 *(("tagger", "onnx"), ("tagger", "tflite")),

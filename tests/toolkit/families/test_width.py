@@ -27,7 +27,7 @@ from narrow_models import (
     Shuffled,
     Signal,
 )
-from parameters import half_quick, some_long
+from parameters import quarter_quick, some_long
 from refusals import refused
 from toolkit.families import family_named
 from toolkit.models import resnet20
@@ -246,7 +246,7 @@ def assert_runs_as(
             )
 
 
-@pytest.mark.parametrize("name", half_quick(some_long(CASES, "encoder layer", "shared keys")))
+@pytest.mark.parametrize("name", quarter_quick(some_long(CASES, "encoder layer", "shared keys")))
 def test_prediction_and_step_are_the_hand_written_twins(
     name: str, generator: torch.Generator
 ) -> None:
