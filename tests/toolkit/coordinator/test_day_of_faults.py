@@ -170,7 +170,7 @@ def test_a_day_of_faults(tmp_path: Path, said: list[str], while_training: bool) 
     """Each fault begins while the agent waits, or while it trains and then has to send."""
     text = CONFIG[: CONFIG.index("[[devices]]")].replace("rounds = 3", f"rounds = {len(FAULTS)}")
     config = configured(tmp_path / "c", text + KIND)
-    day = Day(said, HOUR / 2)
+    day = Day(said, HOUR / 6)
     servers, ended = list[Server](), list[object]()
     stack = ExitStack()
 

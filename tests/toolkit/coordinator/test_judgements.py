@@ -1,11 +1,11 @@
 """Counts of devices that judge a model: which are taken, and what the coordinator makes of them."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.fleet_status import lines
@@ -87,29 +87,31 @@ def both(counts: EvaluationCounts, **changes: Any) -> dict[str, Any]:
     return {"before": before, "after": before}
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"correct": 11}, "update.unusable-evaluation"),
-        ({"samples": 10**12}, "update.unusable-evaluation"),
-        ({"loss_sum": -1.0}, "update.unusable-evaluation"),
-        ({"loss_sum": 1e308}, "update.unusable-evaluation"),
-        ({"correct": -1}, "update.malformed-record"),
-        ({"samples": 10**30}, "update.malformed-record"),
-        ({"loss_sum": "nan"}, "update.malformed-record"),
-        ({"loss_sum": None}, "update.malformed-record"),
-        ({"counted": 11}, "update.unfitting-evaluation"),
-        ({"correct": None}, "update.unfitting-evaluation"),
-        ({"absolute_sum": 0.1}, "update.unfitting-evaluation"),
-        ({"classes": [[6, 3], [4, 3]]}, "update.unasked-evaluation"),
-    ],
-)
-def test_hostile_counts_are_refused(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
+HOSTILE = [
+    ({"correct": 11}, "update.unusable-evaluation"),
+    ({"samples": 10**12}, "update.unusable-evaluation"),
+    ({"loss_sum": -1.0}, "update.unusable-evaluation"),
+    ({"loss_sum": 1e308}, "update.unusable-evaluation"),
+    ({"correct": -1}, "update.malformed-record"),
+    ({"samples": 10**30}, "update.malformed-record"),
+    ({"loss_sum": "nan"}, "update.malformed-record"),
+    ({"loss_sum": None}, "update.malformed-record"),
+    ({"counted": 11}, "update.unfitting-evaluation"),
+    ({"correct": None}, "update.unfitting-evaluation"),
+    ({"absolute_sum": 0.1}, "update.unfitting-evaluation"),
+    ({"classes": [[6, 3], [4, 3]]}, "update.unasked-evaluation"),
+]
+
+
+def test_hostile_counts_are_refused(tmp_path: Path) -> None:
+    """Whatever came before them, sound counts are then taken."""
     with running(configured(tmp_path, WITHOUT_SAMPLES), JudgedModel()) as server:
         link = enrol(server, tmp_path)["board-1"]
-        round_, update = update_with(link, tmp_path / "hostile", both(SOUND, **changes))
-        with refused(code):
-            send(link, round_, update)
+        for number, (changes, code) in enumerate(HOSTILE):
+            hostile = both(SOUND, **changes)
+            round_, update = update_with(link, tmp_path / f"hostile {number}", hostile)
+            with refused(code):
+                send(link, round_, update)
         round_, update = update_with(link, tmp_path / "sound", both(SOUND))
         send(link, round_, update)
 
@@ -165,10 +167,14 @@ def test_a_restart_goes_on_with_the_judging_of_the_last_model(tmp_path: Path) ->
 
 
 def test_devices_that_do_not_judge_in_time_are_left_out(tmp_path: Path) -> None:
-    text = WITHOUT_SAMPLES.replace("rounds = 3", "rounds = 1\ndeadline_s = 3")
-    with running(configured(tmp_path, text), JudgedModel()) as server:
-        for number, (name, link) in enumerate(enrol(server, tmp_path).items()):
+    text = WITHOUT_SAMPLES.replace("rounds = 3", "rounds = 1")
+    config = configured(tmp_path, text)
+    with running(config, JudgedModel()) as server:
+        links = enrol(server, tmp_path)
+        for number, (name, link) in enumerate(links.items()):
             send(link, *update_with(link, tmp_path / name, both(counts(number, 4))))
+        assert_soon(lambda: links["board-1"].work().state == "judge")
+        server.coordinator.clock = lambda: time.monotonic() + config.deadline_s
         assert_soon(lambda: server.coordinator.status().state == "finished", 30)
         initial, last = server.coordinator.status().history
     assert last.devices is None

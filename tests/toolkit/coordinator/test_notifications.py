@@ -47,7 +47,7 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def wait(self, times: int = 1) -> None:
         for _ in range(times):
@@ -161,7 +161,7 @@ def test_a_receiver_that_drips_its_answer_holds_up_no_notification(
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     before = threading.active_count()
     with logged("toolkit") as messages:
         command = (sys.executable, "-c", KEEP, str(kept))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -80,19 +81,32 @@ def test_an_agent_that_ends_after_the_last_round_takes_a_release(tmp_path: Path)
     assert held(tmp_path / "one") == "release 1"
 
 
-@pytest.fixture
-def member(tmp_path: Path) -> Iterator[tuple[Server, CoordinatorClient]]:
+Member = tuple[Server, CoordinatorClient]
+
+
+@contextmanager
+def offered(folder: Path) -> Iterator[Member]:
     """A coordinator with a release, and a device that has joined."""
-    config = configured(tmp_path / "c", DESKTOPS)
+    config = configured(folder / "c", DESKTOPS)
     with running(config) as server:
-        join(server.url, full_token(config, "desktop"), "one", tmp_path / "one")
+        join(server.url, full_token(config, "desktop"), "one", folder / "one")
         release(config, "release 1")
-        link = joined(server, tmp_path / "one")
+        link = joined(server, folder / "one")
         assert_soon(lambda: link.work().release is not None)
         yield server, link
 
 
-Member = tuple[Server, CoordinatorClient]
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[Member]:
+    with offered(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
+    """For refusals, which change nothing."""
+    with offered(tmp_path_factory.mktemp("member")) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -113,9 +127,9 @@ Member = tuple[Server, CoordinatorClient]
     ],
 )
 def test_a_report_that_cannot_be_true_is_refused(
-    member: Member, body: dict[str, Any], code: str
+    shared_member: Member, body: dict[str, Any], code: str
 ) -> None:
-    server, link = member
+    server, link = shared_member
     with refused(code):
         link._order("POST", "/releases/1", json.dumps(body).encode())
     assert server.coordinator.store.release_reports.of("desktop-1") is None

@@ -130,7 +130,7 @@ def test_waiting_for_other_devices_is_logged_on_both_sides(tmp_path: Path) -> No
         with agent(tmp_path, "--state", "desk") as process:
             assert process.stderr is not None
             assert next(process.stderr).endswith("] Waiting: 1 of 3 devices has joined.\n")
-            time.sleep(3)  # more than one poll: each number is said once
+            time.sleep(1)  # more than one poll: each number is said once
             enrol("board", "shed")
             status = run("edgetailor-agent", "status", "--state", "desk", cwd=tmp_path)
             assert status.stdout.startswith(
@@ -158,8 +158,20 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, shown = list[str](), list[str]()
-    config = configured(tmp_path / "coordinator", f"deadline_s = 2\n{TWO}")
+    config = configured(tmp_path / "coordinator", TWO)
+    late = [0.0]
     with running(config, say=told.append) as server:
+        server.coordinator.clock = lambda: time.monotonic() + late[0]
+
+        def deadline() -> None:
+            late[0] += config.deadline_s
+
+        def rest(seconds: float) -> None:
+            quick(seconds)
+            rounds = server.coordinator.rounds
+            if rounds.round == 2 and rounds.updates:
+                deadline()
+
         for name in ("slow", "fast"):
             join(server.url, token(config, "desktop"), name, tmp_path / name)
         fast = joined(server, tmp_path / "fast")
@@ -170,6 +182,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
             on_batch()
             if not shown:
                 send_trained(fast, 1, tmp_path / "one")
+                deadline()
                 soon(lambda: server.coordinator.status().round == 2)
                 shown.extend(lines(server.coordinator.status()))
                 on_batch()
@@ -178,7 +191,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
 
         monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0)
         with logged() as said:
-            sent = round_loop.run(options(tmp_path, "slow"), train=train, sleep=quick)
+            sent = round_loop.run(options(tmp_path, "slow"), train=train, sleep=rest)
         assert sent == 1
         assert desk(server).note is None
     assert shown[1:3] == [
