@@ -266,6 +266,7 @@ def test_all_bodies_together_are_bounded(
     server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_limits, "ALL_BODIES", 100_000)
+    monkeypatch.setattr(admission, "DISCARDED_S", 0.2)
     held = [connected(server) for _ in range(3)]
     for connection in held:
         connection.sendall(
@@ -314,6 +315,7 @@ def test_a_body_that_comes_byte_by_byte(
 ) -> None:
     """Each byte comes in time; the whole would take hours."""
     monkeypatch.setattr(request_limits, "BODY_S", 0.6)
+    monkeypatch.setattr(admission, "DISCARDED_S", 0.2)
     device = server.coordinator.member_with(secret)
     assert device is not None
 
@@ -353,6 +355,7 @@ def test_a_body_that_does_not_come(
     server: Server, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_limits, "BODY_S", 0.3)
+    monkeypatch.setattr(admission, "DISCARDED_S", 0.2)
     for method, path in (("POST", "/v1/progress"), ("PUT", f"/v1/rounds/0/tensors/{64 * '0'}")):
         connection = connected(server)
         connection.sendall(head(method, path, secret, "Content-Length: 9") + b"{")
