@@ -18,7 +18,7 @@ PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
-.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-engines bench-deploy bench-zoo bench-attacks bench-secagg
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-fashion bench-engines bench-deploy bench-zoo bench-attacks bench-secagg
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -187,6 +187,16 @@ bench-papers: setup ## the papers' methods on digits, into .papers (under an hou
 	  | OMP_NUM_THREADS=1 xargs -L1 -P$(WORKERS) $(BIN)/edgetailor simulate
 	for paper in embracingfl fedhm inclusivefl tdpfed; do \
 	  $(BIN)/edgetailor compare .papers/$$paper-*/ --curves .papers/$$paper.png; done
+
+# Debian's package has the 70,000 pictures. A run that was interrupted continues.
+FASHION := dnn cnn resnet
+bench-fashion: setup ## federated methods on Fashion-MNIST, 100 clients, into .fashion (hours); SEEDS="0", FASHION="cnn"
+	@test -d /usr/share/datasets/fashion-mnist || apt-get install --yes --quiet dataset-fashion-mnist
+	for seed in $(SEEDS); do for model in $(FASHION); do for file in docs/papers/fashion/$$model-*.toml; do \
+	  echo $$file --seed $$seed --out .fashion/$$(basename $$file .toml)-$$seed; done; done; done \
+	  | OMP_NUM_THREADS=1 xargs -L1 -P$(WORKERS) $(BIN)/edgetailor simulate
+	for model in $(FASHION); do \
+	  $(BIN)/edgetailor compare .fashion/$$model-*/ --target 0.8 --curves .fashion/$$model.png; done
 
 bench-plan: setup ## what the planner predicts against what is measured (many minutes); ARGS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)

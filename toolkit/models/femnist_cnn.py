@@ -31,3 +31,8 @@ class FemnistCNN(nn.Module):
 def femnist_cnn() -> FemnistCNN:
     """The network for 62 classes of handwritten characters (1 x 28 x 28): 6,603,710 parameters."""
     return FemnistCNN()
+
+
+def fashion_cnn() -> FemnistCNN:
+    """The network for the ten classes of Fashion-MNIST (1 x 28 x 28): 6,497,162 parameters."""
+    return FemnistCNN(10)

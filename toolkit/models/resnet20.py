@@ -32,9 +32,9 @@ class ResNet20(nn.Module):
     `blocks` holds all nine blocks.
     """
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.blocks = nn.Sequential()
         inputs = 16
@@ -46,7 +46,7 @@ class ResNet20(nn.Module):
         self.classifier = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, 3, 32, 32) -> (N, classes)."""
+        """(N, channels, H, W) -> (N, classes)."""
         y = self.blocks(F.relu(self.bn1(self.conv1(x))))
         return self.classifier(torch.mean(y, (2, 3)))  # type: ignore[no-any-return]
 
@@ -54,3 +54,8 @@ class ResNet20(nn.Module):
 def resnet20() -> ResNet20:
     """ResNet-20 for ten classes: 272,762 parameters."""
     return ResNet20()
+
+
+def fashion_resnet20() -> ResNet20:
+    """ResNet-20 for the ten classes of Fashion-MNIST (1 x 28 x 28): 272,474 parameters."""
+    return ResNet20(channels=1)

@@ -17,6 +17,8 @@ from toolkit import models
 SHAPES: dict[str, tuple[int, ...]] = {
     "digits_cnn": (1, 8, 8),
     "digits_resnet": (1, 8, 8),
+    "fashion_cnn": (1, 28, 28),
+    "fashion_resnet20": (1, 28, 28),
     "femnist_cnn": (1, 28, 28),
     "imdb_bilstm": (5,),
     "mnist_dnn": (1, 28, 28),
@@ -29,6 +31,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
 PARAMETERS = {
     "digits_cnn": (33_338, 10),
     "digits_resnet": (89_402, 10),
+    "fashion_cnn": (6_497_162, 10),
+    "fashion_resnet20": (272_474, 10),
     "femnist_cnn": (6_603_710, 62),
     "imdb_bilstm": (3_611_137, 1),
     "mnist_dnn": (79_510, 10),
