@@ -3,6 +3,7 @@
 The smooth ones have no kinks: two correct float32 implementations then agree to rounding.
 """
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -42,6 +43,11 @@ def smooth_cnn(first: int = 6, second: int = 8, third: int = 8, fourth: int = 12
             classifier=nn.Linear(fourth, CLASSES),
         )
     )
+
+
+def linear() -> nn.Sequential:
+    """Its loss is convex, so a reversed change that is large enough always raises it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(INPUT_SHAPE), CLASSES))
 
 
 def wide_cnn() -> nn.Sequential:

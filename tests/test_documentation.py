@@ -12,6 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 import edgetailor
+from parameters import half_quick
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -120,7 +121,7 @@ def test_the_public_names() -> None:
         assert getattr(edgetailor, name).__doc__, name
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in RESULTS])
+@pytest.mark.parametrize("name", half_quick(name for name in PUBLIC if name not in RESULTS))
 def test_examples_of_public_names_run(name: str, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
     module, _, attribute = edgetailor.HOMES[name].partition(":")

@@ -125,6 +125,6 @@ def judged_text(without: Judged, whole: Judged) -> str:
 
 
 def _text(quality: Judged) -> str:
-    if quality.accuracy is None:
-        return f"loss {quality.loss:.4g}"
-    return f"accuracy {quality.accuracy:.4f}"
+    # Both, because either may miss the bar while the other stays the same.
+    loss = f"loss {quality.loss:.4g}"
+    return loss if quality.accuracy is None else f"accuracy {quality.accuracy:.4f}, {loss}"

@@ -16,6 +16,7 @@ from commands import Agent, refusal
 from device_agent.cli.bench_command import bench
 from device_agent.profiling import bundle_benchmark, calibration
 from device_agent.profiling.bundle_benchmark import BenchRow, bench_profile
+from device_agent.profiling.profiler import profile_bundle
 from made_calibration import CALIBRATION
 from made_profiles import MACHINE, full
 from profiles.documents.bundle_profile import Profile, this_machine
@@ -47,25 +48,6 @@ def test_a_folder_of_bundles(agent: Agent, bundle_of: BundleOf, tmp_path: Path) 
     assert everything(tmp_path) == before
 
 
-def test_a_damaged_bundle_does_not_end_the_others(
-    agent: Agent, bundle_of: BundleOf, tmp_path: Path
-) -> None:
-    shutil.copytree(bundle_of("full"), tmp_path / "fleet" / "whole")
-    shutil.copytree(bundle_of("full"), tmp_path / "fleet" / "broken")
-    (tmp_path / "fleet" / "broken" / "train.onnx").write_bytes(b"")
-    done = agent("bench", "fleet", "--json")
-    assert done.code == 2
-    broken, whole = json.loads(done.stdout)["bundles"]
-    assert (broken["name"], broken["seconds_per_batch"]) == ("broken", None)
-    assert broken["code"].startswith("bundle.")
-    assert "train.onnx" in broken["error"]
-    assert (whole["name"], whole["submodel"], whole["error"]) == ("whole", "full", None)
-    assert whole["runtime"].startswith("onnxruntime 1.")
-    assert whole["batch_size"] == BATCH
-    assert 0 < whole["seconds_per_batch"] < 60
-    assert whole["peak_bytes"] > 10**6
-
-
 def test_a_place_without_bundles_is_refused(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = agent("bench", "empty")
@@ -88,6 +70,32 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def measured(*arguments: object) -> Result:
     return CliRunner().invoke(bench, list(map(str, arguments)))
+
+
+def test_a_damaged_bundle_does_not_end_the_others(
+    asked: list[Path], bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, made_up = tmp_path / "fleet", bundle_benchmark.profile_bundle
+
+    def profile(folder: Path, threads: int, *, runs: int) -> Profile:
+        measure = profile_bundle if folder.name == "broken" else made_up
+        return measure(folder, threads, runs=runs)
+
+    monkeypatch.setattr(bundle_benchmark, "profile_bundle", profile)
+    for name in ("whole", "broken"):
+        shutil.copytree(bundle_of("full"), fleet / name)
+    (fleet / "broken" / "train.onnx").write_bytes(b"")
+    done = measured(fleet, "--json")
+    assert done.exit_code == 2
+    broken, whole = json.loads(done.stdout)["bundles"]
+    assert asked == [fleet / "whole"]
+    assert (broken["name"], broken["seconds_per_batch"]) == ("broken", None)
+    assert broken["code"].startswith("bundle.")
+    assert "train.onnx" in broken["error"]
+    assert (whole["name"], whole["submodel"], whole["error"]) == ("whole", "full", None)
+    assert whole["runtime"].startswith("onnxruntime 1.")
+    assert (whole["batch_size"], whole["seconds_per_batch"]) == (full().batch_size, 0.4)
+    assert whole["peak_bytes"] > 10**6
 
 
 def test_the_table_says_how_it_was_measured(asked: list[Path], bundle_of: BundleOf) -> None:

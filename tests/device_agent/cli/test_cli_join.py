@@ -142,7 +142,12 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_run_checks_the_data_before_the_first_round(
-    agent: Agent, tmp_path: Path, options: tuple[str, ...], code: int, message: str
+    agent: Agent,
+    coordinator: str,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    code: int,
+    message: str,
 ) -> None:
     x, labels = np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
     (tmp_path / "text.npz").write_text("x,y\n")
@@ -152,14 +157,16 @@ def test_run_checks_the_data_before_the_first_round(
     np.savez(tmp_path / "one.npz", x=x[:1], y=labels[:1])
     (tmp_path / "folder").mkdir()
     np.save(tmp_path / "folder" / "x.npy", x)
-    done = agent("run", "--state", joined(tmp_path, nobody()), "--data", *options)
+    done = agent("run", "--state", joined(tmp_path, coordinator), "--data", *options)
     assert re.search(message, refusal(done, code)), done
 
 
-def test_run_checks_its_limit_of_memory_before_the_first_round(tmp_path: Path) -> None:
+def test_run_checks_its_limit_of_memory_before_the_first_round(
+    coordinator: str, tmp_path: Path
+) -> None:
     """In a process that has loaded nothing else."""
     np.savez(tmp_path / "fine.npz", x=np.zeros((2, 1), np.float32), y=np.zeros(2, np.int64))
-    state = joined(tmp_path, nobody())
+    state = joined(tmp_path, coordinator)
     options = ("--data", "fine.npz", "--max-memory", "20MB")
     done = run("edgetailor-agent", "run", "--state", state, *options, cwd=tmp_path)
     assert re.search(
@@ -231,6 +238,11 @@ def coordinator() -> Iterator[str]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def do_POST(self) -> None:  # a report, such as why the device stops
+            self.send_response(204)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass

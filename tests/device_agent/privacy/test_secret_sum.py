@@ -11,6 +11,7 @@ from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.formats.protocol.secure_sums import SecureMember, Step, keys_text, present_text
 from device_agent.privacy import secure_group
 from device_agent.privacy.secret_sharer import SecretSharer
+from parameters import half_quick
 from profiles.errors import UpdateError
 from refusals import refused
 from secure_groups import BUNDLE, ROUND, Group, a_fifth, drawn, plain_sum
@@ -31,7 +32,7 @@ def test_the_sum_is_that_of_numpy(devices: int, draw: np.random.Generator) -> No
     assert np.array_equal(Group(vectors).run(), plain_sum(vectors, vectors))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", half_quick(STEPS))
 def test_a_fifth_is_lost_at_a_step(step: Step, draw: np.random.Generator) -> None:
     vectors = drawn(30, draw)
     lost, group = a_fifth(vectors, draw), Group(vectors)

@@ -131,6 +131,7 @@ def test_what_run_would_refuse_is_refused_before_anything_is_written(
     member(tmp_path)
     (tmp_path / "broken.npz").write_bytes(b"no archive")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("device_agent.client.coordinator_client.STOPPED_AGAIN_S", 0.0)
     monkeypatch.setattr("device_agent.system.sensors.temperature_c", lambda root: None)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     written: list[object] = []

@@ -35,7 +35,7 @@ from device_agent.training.memory_limits import (
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, load_model, split
 from exporters.export import export
-from parameters import some_long
+from parameters import half_quick, some_long
 from profiles.cost_model.memory_rule import RUNTIME_CODE_BYTES, START_VARIATION_BYTES
 from profiles.errors import LimitError
 from refusals import refused
@@ -177,7 +177,7 @@ def unpredicted(bundle: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("kind", ["space", "allowed"])
+@pytest.mark.parametrize("kind", half_quick(["space", "allowed"]))
 def test_the_weak_slice_trains_where_the_whole_model_cannot(
     wide: Path, tmp_path: Path, kind: str
 ) -> None:

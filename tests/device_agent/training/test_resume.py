@@ -117,8 +117,8 @@ def test_killed_at_a_hundred_random_moments(
 @pytest.mark.parametrize(
     ("family", "before", "step"),
     [
-        ("slice", True, 5),
-        ("evaluated", True, 7),
+        ("slice", True, 8),
+        ("evaluated", True, 11),
         long_one(("slice", True, 1)),
         long_one(("float16", True, 1)),
         long_one(("cp", True, 1)),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from models_for_tests import INPUT_SHAPE
+from parameters import half_quick
 from refusals import refused
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Factors
@@ -217,17 +218,19 @@ def test_every_family_of_a_real_model(federation: Federation, seed: int) -> None
     federation.model = first
 
 
-def test_updates_of_the_newest_version_are_a_round(federation: Federation, seed: int) -> None:
-    """Bit for bit, with both ways to average factors."""
+@pytest.mark.parametrize("factors", half_quick(["afm", "act"]))
+def test_updates_of_the_newest_version_are_a_round(
+    federation: Federation, seed: int, factors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit."""
     first = federation.model
     updates = drawn_updates(federation, SPECS, seed)
-    for factors in ("afm", "act"):
-        federation.policy = AggregationPolicy(factors=factors)
-        federation.fold(updates)
-        whole, federation.model = federation.save(), first
-        federation.fold_stale(updates, [])
-        assert federation.save() == whole
-        federation.model = first
+    monkeypatch.setattr(federation, "policy", AggregationPolicy(factors=factors))
+    federation.fold(updates)
+    whole, federation.model = federation.save(), first
+    federation.fold_stale(updates, [])
+    assert federation.save() == whole
+    federation.model = first
 
 
 def test_factors_that_no_update_holds_follow_the_model(federation: Federation, seed: int) -> None:

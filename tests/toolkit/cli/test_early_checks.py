@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import ROOT, Done, refusal, run, stages
+from parameters import half_quick
 from refusals import refused
 from toolkit.cli.early_checks import check_some_spec, check_specs
 from toolkit.coordinator.storage.folder_lock import FolderLock
@@ -30,27 +31,32 @@ def torchless(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "did you mean 'low-rank'?"),
-        (("inspect", *MODEL, "--submodel", "full:"), "'full:'"),
-        (("inspect", "toolkit.models:resnet21", *SHAPE), "Did you mean resnet20 or resnet"),
-        (("inspect", "toolkit.model:resnet20", *SHAPE), "Did you mean models or "),
-        (("inspect", *MODEL, "--weights", "w"), "w cannot be read: No such file or directory."),
-        (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "did you mean 'width'?"),
-        (("export", *MODEL, "--out", "blocked"), "blocked exists already"),
-        (("export", *MODEL, "--out", "b", "--tiers", "t.toml"), "t.toml cannot be read"),
-        (("export", *MODEL, "--out", "b", "--tiers", "tiers.toml"), "did you mean 'slice'?"),
-        (("plan", *MODEL, "--profile", "toaster"), "'toaster'"),
-        (("plan", *MODEL, "--profile", "android-low", "--submodel", "cpp:2"), "'cp'"),
-        (("plan", "toolkit.models:vgg9", *SHAPE, "--profile", "android-low"), "mean vgg8?"),
-        (("evaluate", *MODEL, "--weights", "w", "--data", "d.npz"), "w cannot be read"),
-        (("evaluate", *MODEL, "--weights", "blocked/torch.py", "--data", "d.npz"), "d.npz does"),
-        (("aggregate", "global", "one", "--out", "new"), "global cannot be read"),
-        (("demo", "--out", "blocked"), "blocked exists already"),
-        (("serve", "fleet.toml"), "fleet.toml cannot be read"),
-        (("serve", "tiers.toml"), "tiers.toml"),
-        (("report", "full.json"), "full.json cannot be read"),
-    ],
+    half_quick(
+        [
+            (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "did you mean 'low-rank'?"),
+            (("inspect", *MODEL, "--submodel", "full:"), "'full:'"),
+            (("inspect", "toolkit.models:resnet21", *SHAPE), "Did you mean resnet20 or resnet"),
+            (("inspect", "toolkit.model:resnet20", *SHAPE), "Did you mean models or "),
+            (("inspect", *MODEL, "--weights", "w"), "w cannot be read: No such file or directory."),
+            (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "did you mean 'width'?"),
+            (("export", *MODEL, "--out", "blocked"), "blocked exists already"),
+            (("export", *MODEL, "--out", "b", "--tiers", "t.toml"), "t.toml cannot be read"),
+            (("export", *MODEL, "--out", "b", "--tiers", "tiers.toml"), "did you mean 'slice'?"),
+            (("plan", *MODEL, "--profile", "toaster"), "'toaster'"),
+            (("plan", *MODEL, "--profile", "android-low", "--submodel", "cpp:2"), "'cp'"),
+            (("plan", "toolkit.models:vgg9", *SHAPE, "--profile", "android-low"), "mean vgg8?"),
+            (("evaluate", *MODEL, "--weights", "w", "--data", "d.npz"), "w cannot be read"),
+            (
+                ("evaluate", *MODEL, "--weights", "blocked/torch.py", "--data", "d.npz"),
+                "d.npz does",
+            ),
+            (("aggregate", "global", "one", "--out", "new"), "global cannot be read"),
+            (("demo", "--out", "blocked"), "blocked exists already"),
+            (("serve", "fleet.toml"), "fleet.toml cannot be read"),
+            (("serve", "tiers.toml"), "tiers.toml"),
+            (("report", "full.json"), "full.json cannot be read"),
+        ]
+    ),
 )
 def test_a_typo_is_refused_without_torch(
     torchless: Path, arguments: tuple[str, ...], said: str

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from commands import edgetailor, refusal
 from device_agent.formats.protocol.fleet import FederatedEvaluation, KindEvaluation
 from html_tables import Reader
+from parameters import half_quick
 from refusals import refused
 from toolkit.cli.printed.evaluation_table import show_evaluations
 from toolkit.cli.printed.round_details import show_federated
@@ -175,7 +176,7 @@ def test_metrics_of_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("classes", [2, 25, 1000])
+@pytest.mark.parametrize("classes", half_quick([2, 25, 1000]))
 def test_tables_and_pictures_of_many_classes(
     classes: int, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:

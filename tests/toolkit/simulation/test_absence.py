@@ -9,6 +9,7 @@ import pytest
 
 from made_calibration import DEVICE
 from models_for_tests import CLASSES, INPUT_SHAPE
+from parameters import half_quick
 from refusals import refused
 from toolkit.simulation import simulate as simulate_module
 from toolkit.simulation.absence import Absence
@@ -210,7 +211,7 @@ def written(file: Path, top: str, table: str, kind: str = KIND) -> Path:
 
 @pytest.mark.parametrize(
     "top",
-    ['clients_per_round = 2\nselection = "oldest"', 'mode = "async"\nbuffer_size = 2'],
+    half_quick(['clients_per_round = 2\nselection = "oldest"', 'mode = "async"\nbuffer_size = 2']),
     ids=["goal", "async"],
 )
 def test_an_interrupted_simulation_has_the_same_absences(

@@ -27,11 +27,12 @@ def file(tmp_path: Path, seed: int) -> Path:
     np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y)
     (tmp_path / "fleet.toml").write_text(
         f"""
-        model = "models_for_tests:smooth_cnn"
+        model = "models_for_tests:linear"
         input_shape = {list(INPUT_SHAPE)}
         rounds = 2
         [training]
         batch_size = 8
+        learning_rate = 0.001
         [aggregation]
         bounds = false
         [simulation]

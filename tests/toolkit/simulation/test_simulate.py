@@ -18,7 +18,7 @@ import pytest
 
 from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
-from parameters import long_one
+from parameters import half_quick, long_one
 from refusals import refused
 from toolkit.aggregation.limits.reference import Reference
 from toolkit.simulation import results
@@ -236,7 +236,9 @@ def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) 
         simulation.simulate(file, tmp_path / "out")
 
 
-@pytest.mark.parametrize("judge", ["held_out = 'others.npz'", "[evaluation]\nshare = 0.3"])
+@pytest.mark.parametrize(
+    "judge", half_quick(["held_out = 'others.npz'", "[evaluation]\nshare = 0.3"])
+)
 def test_rounds_end_if_models_do_not_improve(file: Path, tmp_path: Path, judge: str) -> None:
     draw = np.random.default_rng(1)
     x = draw.normal(size=(40, *INPUT_SHAPE)).astype(np.float32)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from exporters.programs.program import ProgramSignature
 from exporters.programs.tracing import DTYPES, flat_graph, trace_for_torch
 from models_for_tests import INPUT_SHAPE, relu_cnn, smooth_cnn
+from parameters import half_quick
 from refusals import refused
 from toolkit.simulation.torch_executor import check_device
 from toolkit.splitting import split
@@ -48,7 +49,7 @@ def inputs_of(signature: ProgramSignature) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", half_quick(CASES))
 def test_a_traced_graph_computes_on_its_device_alone(case: str) -> None:
     build, shape, spec, training = CASES[case]
     for signature in split(build(), spec, shape, training).program.signatures:
