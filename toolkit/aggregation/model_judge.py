@@ -4,11 +4,16 @@ The limits of `update_limits.py` do not stop a device that sends the reverse of 
 Held-out samples show the damage: the quality of the new model falls. The search then leaves out
 groups of updates. If a group explains the fall, the search divides the group further, until few
 updates are left that explain the fall together (delta debugging, Zeller and Hildebrandt 2002).
+
+Hostile devices can also cancel the progress of the others. Then nothing falls, but the quality
+stays as it is. So updates are left out, too, if the others make the accuracy rise clearly above all
+earlier models while the whole round does not. Most models that do not rise are just trained, and
+nothing helps. So this search is short, and the longer the stall, the rarer it is.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple, Protocol
 
@@ -20,6 +25,11 @@ ERRORS = 2.0
 """The accuracy must fall by this many standard errors, which few held-out samples make large."""
 LOSS = 1.5
 """A loss above this many times the bar's is judged, too."""
+STALL_SAMPLES = 200
+"""With fewer held-out samples no stall is judged: a rise would hardly be told from chance."""
+STALL_SHARE = 0.3
+"""If more than this share of a stalled round would have to be left out, nothing is. The rise may
+then be chance: in early rounds, a few trainings decide."""
 LEAST_UPDATES = 3
 """Of fewer updates, none is left out: nothing says which one is harmful."""
 MODELS = 3
@@ -47,6 +57,16 @@ class Quality(NamedTuple):
     loss: float
 
 
+class Aim(NamedTuple):
+    """What a model without some updates of its round must reach.
+
+    `is_reached` says whether it does. If `stalled`, the whole model is not worse than earlier ones.
+    """
+
+    is_reached: Callable[[Judged], bool]
+    stalled: bool
+
+
 @dataclass(frozen=True)
 class Bar:
     """The quality that a new model should reach. If it does not, its updates are judged.
@@ -56,20 +76,50 @@ class Bar:
         loss: The lowest loss of the last models. With an accuracy, at least the loss of the first
             model. None if this loss is not above 0: then a rise has no scale.
         samples: How many held-out samples there are.
+        best: The best accuracy of all models; None for a regression.
+        age: How many models there are since the accuracy last rose clearly, with the new one.
     """
 
     accuracy: float | None
     loss: float | None
     samples: int
+    best: float | None = None
+    age: int = 1
 
     @classmethod
-    def of(cls, first: Judged, last: Sequence[Judged], samples: int) -> "Bar":
-        """The bar after the models `last`. `first` is the model before any training."""
-        accuracies = [own.accuracy for own in last if own.accuracy is not None]
-        loss = min(own.loss for own in last)
+    def of(cls, first: Judged, models: Sequence[Judged], samples: int) -> "Bar":
+        """The bar after `models`, the newest last. `first` is the model before any training."""
+        every = [own.accuracy for own in models if own.accuracy is not None]
+        accuracies, loss = every[-MODELS:], min(own.loss for own in models[-MODELS:])
         if accuracies:
             loss = max(loss, first.loss) if first.loss > 0 else 0.0
-        return cls(max(accuracies, default=None), loss if loss > 0 else None, samples)
+        best = max(every, default=None)
+        bar = cls(max(accuracies, default=None), loss if loss > 0 else None, samples, best)
+        if best is None:
+            return bar
+        risen = next(n for n, own in enumerate(every) if own > best - bar.difference(best))
+        return replace(bar, age=len(every) - risen)
+
+    def difference(self, accuracy: float) -> float:
+        """How far another accuracy must be from `accuracy` to be clearly different."""
+        variance = 2 * accuracy * (1 - accuracy) / max(self.samples, 1)
+        return max(FALL, ERRORS * math.sqrt(variance))
+
+    def aim(self, whole: Judged) -> Aim | None:
+        """What to reach without some updates; None if `whole`, with all of them, is to stay."""
+        if self.is_missed(whole):
+            return Aim(lambda quality: not self.is_missed(quality, share=0.5), stalled=False)
+        if self.best is None or self.samples < STALL_SAMPLES or self.has_risen(whole):
+            return None
+        now = self.age & (self.age - 1) == 0  # 1, 2, 4, 8 and so on
+        can_rise = self.best + self.difference(self.best) <= 1
+        return Aim(self.has_risen, stalled=True) if now and can_rise else None
+
+    def has_risen(self, quality: Judged) -> bool:
+        """Whether the accuracy is clearly above that of all earlier models."""
+        if self.best is None or quality.accuracy is None or self.is_missed(quality):
+            return False
+        return quality.accuracy >= self.best + self.difference(self.best)
 
     def is_missed(self, quality: Judged, share: float = 1.0) -> bool:
         """Whether `quality` is below the bar by more than `share` of the allowed difference."""
@@ -78,27 +128,33 @@ class Bar:
             return True
         if self.accuracy is None or accuracy is None:
             return False
-        variance = 2 * self.accuracy * (1 - self.accuracy) / max(self.samples, 1)
-        return accuracy < self.accuracy - share * max(FALL, ERRORS * math.sqrt(variance))
+        return accuracy < self.accuracy - share * self.difference(self.accuracy)
 
 
 def search_order(limited: Limited | None, kind: str) -> tuple[float, str]:
     """The key that sorts updates for `harmful`: the most limited first, equal ones by kind."""
-    return -1.0 if limited is None else -limited.times, kind
+    if limited is None:
+        return -1.0, kind
+    return -max(limited.times, (limited.samples or 0) / (limited.counted or 1)), kind
 
 
-def harmful(updates: Sequence[str], is_good: Callable[[frozenset[str]], bool]) -> list[str]:
-    """Find few updates to leave out for a good model; empty if these are more than half.
+def harmful(
+    updates: Sequence[str], is_good: Callable[[frozenset[str]], bool], stalled: bool = False
+) -> list[str]:
+    """Find few updates to leave out for a good model; empty if they would not be few.
 
     Args:
         updates: All updates. Updates that may be harmful together should be neighbours.
         is_good: Whether the model is good if these updates are left out.
+        stalled: Give up if the model is not good without one half or the other.
     """
     if len(updates) < LEAST_UPDATES:
         return []
-    good = cache(is_good)
+    good, middle = cache(is_good), len(updates) // 2
+    if stalled and not any(good(frozenset(half)) for half in (updates[:middle], updates[middle:])):
+        return []
     found = _needed(list(updates), frozenset(), good)
-    few = 2 * len(found) <= len(updates)
+    few = len(found) <= (STALL_SHARE if stalled else 0.5) * len(updates)
     return found if few and good(frozenset(found)) else []
 
 

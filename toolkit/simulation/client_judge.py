@@ -11,7 +11,7 @@ import numpy as np
 
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.model_judge import Bar, harmful, judged_text, search_order
+from toolkit.aggregation.model_judge import Aim, harmful, judged_text, search_order
 from toolkit.aggregation.rules.rule_aggregation import new_aggregation
 from toolkit.evaluation_sums import Evaluation
 from toolkit.simulation.chunks import TrainedChunk
@@ -21,20 +21,20 @@ from toolkit.simulation.update_files import UpdateFiles
 
 @dataclass
 class ClientJudge:
-    """Finds the clients whose updates make the model of a round miss `bar`.
+    """Finds the clients without whose updates the model of a round reaches `aim`.
 
     Attributes:
         federation: The global model, with all updates in it.
         before: The model that the clients trained from, as bytes of `Federation.save`.
         held_out: Samples and labels.
-        bar: What the new model must not miss.
+        aim: What the new model must reach.
         limits: The limits of the round's updates; None for none.
     """
 
     federation: Federation
     before: bytes
     held_out: tuple[np.ndarray, np.ndarray]
-    bar: Bar
+    aim: Aim
     limits: ClientLimits | None
 
     def judge(
@@ -69,7 +69,7 @@ class ClientJudge:
 
         def is_good(out: Collection[str]) -> bool:
             try:
-                return not self.bar.is_missed(evaluated(out), share=0.5)
+                return self.aim.is_reached(evaluated(out))
             except EdgeTailorError:
                 return False
 
@@ -79,7 +79,7 @@ class ClientJudge:
             return *search_order(limited.get(client), kinds[client]), client
 
         clients = sorted(files.clients, key=order)
-        found = harmful([str(client) for client in clients], is_good)
+        found = harmful([str(client) for client in clients], is_good, self.aim.stalled)
         new = evaluated(found)
         files.remove()
         return new, dict.fromkeys(found, judged_text(new, whole))

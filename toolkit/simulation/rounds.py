@@ -15,7 +15,7 @@ from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Reference
-from toolkit.aggregation.model_judge import MODELS, Bar, Quality
+from toolkit.aggregation.model_judge import Bar, Quality
 from toolkit.aggregation.partial_aggregates.partial import decode_partial
 from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
 from toolkit.aggregation.privacy.gaussian_noise import gaussian
@@ -207,7 +207,7 @@ class Simulation:
         if self.first is None:
             return None
         later = [Quality(result.accuracy, result.loss) for result in self.folder.history]
-        return Bar.of(self.first, [self.first, *later][-MODELS:], len(self.held_out[1]))
+        return Bar.of(self.first, [self.first, *later], len(self.held_out[1]))
 
     def judged(
         self,
@@ -222,13 +222,15 @@ class Simulation:
         None without a bar. `before` is the model that the clients trained from.
         """
         whole = trained.evaluated()
-        if bar is None or not bar.is_missed(whole):
+        aim = None if bar is None else bar.aim(whole)
+        if aim is None:
             return whole, None if bar is None else {}
-        logger.info("Round %d: the quality falls; updates are left out.", trained.number)
+        what = "does not rise" if aim.stalled else "falls"
+        logger.info("Round %d: the quality %s; updates are left out.", trained.number, what)
         reference = None if trained.limits is None else trained.limits.reference
         chunks = self.chunks(turnout.present, reference, whole=True)
         again = engine.map(trained.number, before, chunks)
-        judge = ClientJudge(self.federation, before, self.held_out, bar, trained.limits)
+        judge = ClientJudge(self.federation, before, self.held_out, aim, trained.limits)
         evaluation, left_out = judge.judge(whole, again)
         if trained.limits is not None:
             trained.limits.leave_out(map(int, left_out))

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.aggregation.model_judge import Bar, Quality, harmful
+from device_agent.formats.protocol.fleet import Limited
+from toolkit.aggregation.model_judge import Bar, Quality, harmful, search_order
 
 names = st.integers(3, 60).flatmap(
     lambda count: st.tuples(
@@ -41,6 +42,53 @@ def test_nobody_is_left_out_if_that_does_not_help(count: int) -> None:
     assert harmful(devices, lambda out: False) == []
     if count < 3:
         assert harmful(devices, lambda out: True) == []
+
+
+def test_a_stall_that_nobody_explains_is_noticed_soon() -> None:
+    calls: list[frozenset[str]] = []
+
+    def never(out: frozenset[str]) -> bool:
+        calls.append(out)
+        return False
+
+    assert harmful([f"device-{n}" for n in range(40)], never, stalled=True) == []
+    assert len(calls) == 2
+
+
+@given(st.integers(4, 60), st.integers(1, 30))
+def test_the_most_limited_that_explain_a_stall_are_found(count: int, most: int) -> None:
+    devices = [f"device-{n}" for n in range(count)]
+    culprits = {*devices[: min(most, count // 2)]}
+    found = set(harmful(devices, lambda out: culprits <= out, stalled=True))
+    assert found == (culprits if 10 * len(culprits) <= 3 * count else set())
+
+
+def test_the_search_begins_with_the_most_limited() -> None:
+    updates = [None, Limited(times=2.0), Limited(samples=900, counted=300), None]
+    keys = [search_order(limited, "full") for limited in updates]
+    assert sorted(range(4), key=lambda n: keys[n]) == [2, 1, 0, 3]
+
+
+def test_when_a_stall_is_judged() -> None:
+    """0.12 is not clearly above 0.1, and 0.15 is: 2 sqrt(2 * 0.1 * 0.9 / 360) = 0.045."""
+    start = Quality(0.1, 2.3)
+    same = Quality(0.12, 2.3)
+    for stalled in range(9):
+        bar = Bar.of(start, [start] + [same] * stalled, samples=360)
+        aim = bar.aim(same)
+        assert (aim is not None) == (stalled + 1 in (1, 2, 4, 8))
+        assert aim is None or aim.stalled
+        assert bar.aim(Quality(0.2, 2.2)) is None
+    aim = Bar.of(start, [start], samples=360).aim(same)
+    assert aim is not None
+    assert aim.is_reached(Quality(0.146, 2.3))
+    assert not aim.is_reached(Quality(0.144, 2.3))
+    assert not aim.is_reached(Quality(0.9, math.nan))
+    risen = Bar.of(start, [start, same, same, Quality(0.5, 1.0)], samples=360)
+    assert (risen.best, risen.age) == (0.5, 1)
+    assert Bar.of(start, [start], samples=199).aim(same) is None
+    assert Bar.of(start, [Quality(0.98, 0.1)], samples=360).aim(Quality(0.98, 0.1)) is None
+    assert Bar.of(Quality(None, 1.0), [Quality(None, 1.0)], 360).aim(Quality(None, 1.0)) is None
 
 
 def test_what_misses_the_bar() -> None:

@@ -13,7 +13,8 @@ from commands import edgetailor
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.formats.protocol.fleet import RoundResult
 from device_agent.formats.update import write_update
-from hostile_fleet import HostileFleet
+from hostile_fleet import HostileFleet, with_tensor
+from models_for_tests import CLASSES
 from operators import coordinator_of, enrolled
 from toolkit.aggregation.aggregate import aggregate
 from toolkit.aggregation.model_judge import JUDGED, Bar
@@ -137,7 +138,7 @@ def test_the_bar_is_the_best_of_the_last_three_models(tmp_path: Path) -> None:
     for round_, accuracy in enumerate((0.95, 0.9, 0.7, 0.8)):
         result = RoundResult(round=round_, accuracy=accuracy, loss=2.0 - round_ / 4, updates=2)
         store.add_result(result, b"model")
-    assert bar_of(coordinator, samples) == Bar(0.9, 2.0, 40)
+    assert bar_of(coordinator, samples) == Bar(0.9, 2.0, 40, best=0.95, age=4)
     assert bar_of(coordinator, None) is None
     store.close()
 
@@ -169,6 +170,35 @@ def test_the_model_is_that_of_the_other_updates(
         np.testing.assert_array_equal(new.tensors[name].numpy(), value.numpy())
     assert done.quality is not None
     assert done.quality.loss < 1.5 * honest_loss
+
+
+def test_a_device_that_cancels_the_progress_is_left_out(
+    fleet: HostileFleet, tmp_path: Path
+) -> None:
+    """Four of five raise the bias of the most frequent class; the fifth reverses their sum."""
+    (update,), first = fleet.first_round(["full"]), fleet.federation.model
+    _, y = fleet.held_out
+    start = fleet.federation.evaluation(*fleet.held_out).accuracy
+    assert start is not None
+    bias = next(e for e in update[0].tensors if e.shape == (CLASSES,))
+    frequent = int(np.bincount(y).argmax())
+    assert (y == frequent).mean() > start + 0.03
+    received = {e.name: first.tensors[e.stands_for or ""].numpy() for e in update[0].tensors}
+    raised = np.zeros(bias.shape, np.float32)
+    raised[frequent] = 100
+    same = update[0], received
+    honest = with_tensor(same, bias.name, received[bias.name] + raised)
+    hostile = with_tensor(same, bias.name, received[bias.name] - 4 * raised)
+    for age, updates, found in (
+        (1, [honest] * 2 + [hostile] + [honest] * 2, {"device-2"}),
+        (3, [honest] * 2 + [hostile] + [honest] * 2, set()),
+        (1, [same] * 5, set()),
+    ):
+        bar = Bar(start, None, 10**6, best=start, age=age)
+        done = fleet.fold(tmp_path / f"{age}-{len(found)}", updates, bar=bar)
+        assert done.left_out.keys() == found
+        reached = (y == frequent).mean() if found else start
+        assert fleet.federation.evaluation(*fleet.held_out).accuracy == pytest.approx(reached)
 
 
 def test_an_honest_round_is_not_aggregated_again(fleet: HostileFleet, tmp_path: Path) -> None:

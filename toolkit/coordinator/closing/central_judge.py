@@ -8,7 +8,7 @@ after three more times.
 from collections.abc import Mapping, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
-from toolkit.aggregation.model_judge import JUDGED, MODELS, Bar, Quality
+from toolkit.aggregation.model_judge import JUDGED, Bar, Quality
 from toolkit.coordinator.closing.round_aggregation import Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.operator_log import BY_JUDGE
@@ -33,10 +33,11 @@ def bar_of(coordinator: Coordinator, held_out: Samples | None) -> Bar | None:
         return None  # the next model is the first of a changed `model`
     results = of_one_model(store.history.results())
     known = {r.round: Quality(r.accuracy, r.loss) for r in results if r.loss is not None}
-    last = [known[round_] for round_ in store.history.line(MODELS) if round_ in known]
-    if not last:
+    line = reversed(store.history.line(current + 1))
+    models = [known[round_] for round_ in line if round_ in known]
+    if not models:
         return None
-    return Bar.of(known[min(known)], last, len(held_out[1]))
+    return Bar.of(known[min(known)], models, len(held_out[1]))
 
 
 def rounds_judged(history: Sequence[RoundResult]) -> dict[str, list[int]]:

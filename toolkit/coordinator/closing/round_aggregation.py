@@ -250,10 +250,13 @@ class RoundAggregation:
         All of them are in the model.
         """
         whole = self.quality
-        if self._bar is None or whole is None or not self._bar.is_missed(whole):
+        aim = None if self._bar is None or whole is None else self._bar.aim(whole)
+        if aim is None:
             return
-        logger.info("Round %d: the quality falls; updates are left out to find why.", self._round)
-        bar = self._bar
+        assert whole is not None
+        what = "does not rise" if aim.stalled else "falls"
+        text = "Round %d: the quality %s; updates are left out to find why."
+        logger.info(text, self._round, what)
 
         def is_good(out: Collection[str]) -> bool:
             self._restore_model()
@@ -261,9 +264,9 @@ class RoundAggregation:
                 self._fold([device for device in devices if device not in out])
             except EdgeTailorError:
                 return False
-            return self.quality is not None and not bar.is_missed(self.quality, share=0.5)
+            return self.quality is not None and aim.is_reached(self.quality)
 
-        found = harmful(sorted(devices, key=self._most_limited_first), is_good)
+        found = harmful(sorted(devices, key=self._most_limited_first), is_good, aim.stalled)
         self._restore_model()
         self._fold([device for device in devices if device not in found])
         assert self.quality is not None
