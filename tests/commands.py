@@ -35,7 +35,6 @@ PRELOAD = [
     "toolkit.coordinator.server",
     "toolkit.planning.model_plan",
     "commands",
-    "unflushed",
     "warm_exports",
 ]
 EXIT_CODES = """

@@ -11,7 +11,6 @@ import hypothesis
 import numpy as np
 import pytest
 
-import unflushed  # noqa: F401
 from log_messages import logged
 from parameters import ALL
 from parameters import SEED as VARIABLE

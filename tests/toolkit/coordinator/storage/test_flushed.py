@@ -1,19 +1,16 @@
 """What the coordinator keeps is on the disk before it says so: a power cut loses nothing."""
 
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.storage.blobs import Blobs
-from unflushed import CONNECT
 
 
-def test_commits_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_flushed(tmp_path: Path) -> None:
     """SQLite's own word for it: 2 is FULL."""
-    monkeypatch.setattr(sqlite3, "connect", CONNECT)
     database = Database(tmp_path / "state.sqlite3")
     with database.transaction() as db:
         assert db.execute("PRAGMA synchronous").fetchone() == (2,)
