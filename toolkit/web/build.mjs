@@ -10,7 +10,16 @@ const OUT = new URL("built/", HERE);
 const ORT = new URL("node_modules/onnxruntime-web/", HERE);
 const LICENCE = new URL("../../LICENSE", HERE);
 /** The libraries in both pages, without the runtime. Each has a file LICENSE. */
-const LIBRARIES = ["@petamoriken/float16", "@zip.js/zip.js", "papaparse", "htmx.org", "uplot"];
+const LIBRARIES = [
+  "@noble/ciphers",
+  "@noble/curves",
+  "@noble/hashes",
+  "@petamoriken/float16",
+  "@zip.js/zip.js",
+  "papaparse",
+  "htmx.org",
+  "uplot",
+];
 const TYPES = {
   css: "text/css; charset=utf-8",
   html: "text/html; charset=utf-8",

@@ -12,7 +12,6 @@ model = "toolkit.models:digits_cnn"
 input_shape = [2]
 rounds = 2
 held_out = "held_out.npz"
-phones = false
 {keys}
 
 [training]
@@ -75,9 +74,3 @@ def test_a_misfit_is_refused(tmp_path: Path, values: dict[str, object], said: st
     with refused("config.bad-value") as error:
         configured(tmp_path, FLEET.format(**{**FINE, **values}))
     assert said in str(error.value)
-
-
-def test_the_page_for_phones_is_refused(tmp_path: Path) -> None:
-    with refused("config.bad-value") as error:
-        configured(tmp_path, FLEET.format(**FINE).replace("phones = false", ""))
-    assert "set phones = false" in str(error.value)

@@ -20,8 +20,6 @@ def secure_misfit(config: Any) -> str | None:
         ('`mode = "async"`', config.mode == "async",
          'a sum has updates of one model only: set mode = "sync"'),
         ("`site = true`", config.site, "the sums of a site go to another server: remove it"),
-        ("`phones = true`", config.phones,
-         "the page for phones cannot take part yet: set phones = false"),
         (f'rule = "{aggregation.rule}" of [aggregation]', aggregation.rule != "mean",
          "it compares single updates: remove it"),
         (f'weights = "{aggregation.weights}" of [aggregation]', aggregation.weights != "samples",

@@ -6,7 +6,7 @@
 import type { Body } from "./disclosure.js";
 import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
-import type { EvaluationRequest, Problem } from "./messages.js";
+import type { EvaluationRequest, Problem, SecureTerms } from "./messages.js";
 import { Away, Interrupted, readBody, upload, Watch } from "./requests.js";
 import type { SampleForm } from "./sample_form.js";
 import type { Bytes } from "./storage.js";
@@ -80,6 +80,8 @@ export interface Work {
   signature: string;
   /** Set if the operator wants a new secret of this device: the challenge to answer. */
   new_secret?: string;
+  /** Set if this device adds its update to a secure sum, and does not send it. */
+  secure?: SecureTerms | null;
 }
 export interface JoinReply extends SampleForm {
   device: string;
@@ -88,6 +90,8 @@ export interface JoinReply extends SampleForm {
   /** The coordinator's public key, which signs all work. */
   key: string;
 }
+/** The last part of the address of each answer to a step of a secure sum. */
+type SumStep = "keys" | "shares" | "input" | "confirmation" | "unmasking";
 interface Upload {
   received: number;
   complete: boolean;
@@ -189,6 +193,20 @@ export class CoordinatorClient {
 
   async reportFailure(failure: Body<"POST /problems">): Promise<void> {
     await this.patiently(() => this.json("POST", "/problems", failure));
+  }
+
+  /** Asks what this device does next in the secure sum of `round`. */
+  async secureStep(round: number): Promise<unknown> {
+    return this.patiently(() => this.json("GET", `/rounds/${round}/sum`));
+  }
+
+  /** Sends this device's answer to a step of the secure sum of `round`. */
+  async sendToSum<S extends SumStep>(
+    round: number,
+    step: S,
+    answer: Body<`POST /rounds/{round}/sum/${S}`>,
+  ): Promise<void> {
+    await this.patiently(() => this.json("POST", `/rounds/${round}/sum/${step}`, answer));
   }
 
   /** Sends the counts of a model that this device only evaluates. */

@@ -1,7 +1,9 @@
 /** The secret with which this page makes its requests. The operator can ask for a new one. */
 
+import { toBase64 } from "./base64.js";
 import { Refusal, type CoordinatorClient, type Work } from "./client.js";
 import type { Identity } from "./membership.js";
+import { signed } from "./signatures.js";
 import { sha256, type Values } from "./storage.js";
 
 /**
@@ -45,9 +47,7 @@ export class DeviceSecret {
     const secret = this.identity.nextSecret ?? randomSecret();
     await this.store({ nextSecret: secret });
     const secret_sha256 = await sha256(new TextEncoder().encode(secret));
-    const text = `edgetailor-secret-1\n${challenge}\n${secret_sha256}\n`;
-    const signed = await crypto.subtle.sign("Ed25519", keys.privateKey, new TextEncoder().encode(text));
-    const signature = btoa(String.fromCharCode(...new Uint8Array(signed)));
+    const signature = await signed(["edgetailor-secret-1", challenge, secret_sha256], keys.privateKey);
     try {
       await this.client.renewSecret({ challenge, secret_sha256, signature });
     } catch (error) {
@@ -71,6 +71,6 @@ export class DeviceSecret {
 }
 
 function randomSecret(): string {
-  const encoded = btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(32))));
+  const encoded = toBase64(crypto.getRandomValues(new Uint8Array(32)));
   return encoded.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }

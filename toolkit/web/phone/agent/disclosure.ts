@@ -7,6 +7,7 @@
 /** A line of the list. */
 export type Line =
   | "numbers"
+  | "sums"
   | "counts"
   | "loss"
   | "judged"
@@ -67,6 +68,11 @@ export const DISCLOSED = table({
     inputs: "inputs",
     evaluation: "judged",
   },
+  "POST /rounds/{round}/sum/keys": { bundle: "", mask_key: "sums", share_key: "sums", signature: "sums" },
+  "POST /rounds/{round}/sum/shares": { shares: "sums" },
+  "POST /rounds/{round}/sum/input": { sha256: "sums" },
+  "POST /rounds/{round}/sum/confirmation": { signature: "sums" },
+  "POST /rounds/{round}/sum/unmasking": { seeds: "sums", keys: "sums" },
   "POST /rounds/{round}/evaluation": { bundle: "", counts: "judged" },
   "POST /releases/{number}": {
     number: "",

@@ -1,11 +1,16 @@
 /** This page's identity: a key that cannot leave the browser, and the coordinator's reply to a join. */
 
+import { toBase64 } from "./base64.js";
 import { calibrate, type Calibration } from "./calibration.js";
 import type { Body } from "./disclosure.js";
 import { Refusal, type CoordinatorClient, type JoinReply } from "./client.js";
 import { Failure } from "./faults.js";
+import type { Invitation } from "./messages.js";
 import { RUNTIME } from "./runtime.js";
 import { readForm } from "./sample_form.js";
+import type { Signer } from "./secret_sharer.js";
+import { PROMISE } from "./secure_promise.js";
+import { signed } from "./signatures.js";
 import { checkKey } from "./trust.js";
 import { sha256, type Bytes, type Values } from "./storage.js";
 
@@ -23,7 +28,8 @@ export interface Identity extends JoinReply {
 }
 
 /**
- * Joins with `token`. If this page joins again, it is the same device, because its key stays.
+ * Joins with `token`. If this page joins again, it is the same device, because its key stays. If the federation's
+ * `invitation` promises secure sums, this is remembered.
  *
  * If the coordinator needs a calibration, `onMeasured` gets the share of it that is done.
  */
@@ -32,6 +38,7 @@ export async function join(
   token: string,
   fingerprint: string | null,
   name: string,
+  invitation: Invitation | null,
   values: Values,
   onMeasured: (share: number) => void,
 ): Promise<Identity> {
@@ -43,12 +50,12 @@ export async function join(
   }
   const { privateKey, publicKey } = keys;
   const machine = await thisMachine();
-  const public_key = base64(await crypto.subtle.exportKey("raw", publicKey));
+  const public_key = await textOf(publicKey);
   const tokenSha256 = await sha256(encoded(token));
   const request = async (profile: Profile | null): Promise<Body<"POST /devices">> => {
     const timestamp = Math.floor(Date.now() / 1000);
-    const text = `edgetailor-join-1\n${tokenSha256}\n${public_key}\n${timestamp}\n`;
-    const signature = base64(await crypto.subtle.sign("Ed25519", privateKey, encoded(text)));
+    const lines = ["edgetailor-join-1", tokenSha256, public_key, `${timestamp}`];
+    const signature = await signed(lines, privateKey);
     return { name, public_key, machine, timestamp, signature, profile };
   };
   const reply = await client.join(() => request(null)).catch(async (error: unknown) => {
@@ -63,8 +70,20 @@ export async function join(
   }
   await checkKey(client, reply.key, fingerprint);
   const identity = { ...reply, ...readForm(reply), name, tokenSha256 };
-  await values.put({ device: identity });
+  await values.put({ device: identity, invitation, ...(invitation?.secure ? PROMISE : {}) });
   return identity;
+}
+
+/** What signs as this device. */
+export async function readSigner({ device }: Identity, values: Values): Promise<Signer> {
+  const keys = await values.get<CryptoKeyPair>("key");
+  if (keys === null) throw new Failure("storage.lost", {});
+  return { device, key: await textOf(keys.publicKey), sign: (lines) => signed(lines, keys.privateKey) };
+}
+
+/** The raw public key in base64. */
+async function textOf(key: CryptoKey): Promise<string> {
+  return toBase64(new Uint8Array(await crypto.subtle.exportKey("raw", key)));
 }
 
 /** Describes this browser in the fields of `bundle_profile.Machine`. A browser tells no more. */
@@ -136,8 +155,4 @@ interface UserAgentData {
 
 function encoded(text: string): Bytes {
   return new TextEncoder().encode(text);
-}
-
-function base64(bytes: ArrayBuffer): string {
-  return btoa(String.fromCharCode(...new Uint8Array(bytes)));
 }

@@ -100,12 +100,24 @@ export interface Invitation {
   round_bytes: number;
   /** What is asked of devices if they judge the models. Earlier versions did not store it. */
   evaluation?: EvaluationRequest | null;
+  /** Set if the coordinator learns sums of updates only. Earlier versions did not store it. */
+  secure?: SecureTerms | null;
 }
 
 /** What a federation asks of devices that judge its models. */
 export interface EvaluationRequest {
   share: number;
   by_class: boolean;
+}
+
+/** How the devices of a round add up their updates. The coordinator signs this with the work. */
+export interface SecureTerms {
+  /** The smallest number of devices in a sum. */
+  fewest: number;
+  /** The most by which a number of an update may change. */
+  most_change: number;
+  /** The most samples that count. */
+  most_samples: number;
 }
 
 /** How many of the counted labels a model predicts correctly; null if labels are numbers or sequences. */
@@ -169,6 +181,8 @@ export interface View {
   refusedRelease: number | null;
   /** What is asked of this device if devices judge the models. */
   evaluation: EvaluationRequest | null;
+  /** Set if the coordinator learns sums of updates only. */
+  secure: SecureTerms | null;
   /** Whether the owner agrees to counts of each class. */
   byClass: boolean;
   /** Whether the model is answering. */

@@ -1,6 +1,6 @@
 /**
  * The part of numpy's `default_rng` that training needs: SeedSequence and PCG64 (O'Neill 2014), with
- * `permutation` and bounded integers. So a phone gets the same batches and dropout masks as a native
+ * `permutation`, `random` and bounded integers. So a phone gets the same batches and dropout masks as a native
  * agent with the same seed. A test compares the two number by number.
  */
 
@@ -64,6 +64,11 @@ export class NumpyRandom {
       while ((product & WORD) < least) product = BigInt(this.next32()) * range;
     }
     return Number(product >> 32n);
+  }
+
+  /** `Generator.random()`: a number from 0 to 1, without 1. */
+  random(): number {
+    return Number(this.next64() >> 11n) * 2 ** -53;
   }
 
   /** Draws an integer from 0 to `most` with masks and rejection, like numpy's shuffle. */

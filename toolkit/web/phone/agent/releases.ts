@@ -12,6 +12,7 @@ import type { DataRecord } from "./local_data.js";
 import { MANIFEST } from "./manifest.js";
 import type { Problem, Right } from "./messages.js";
 import { modelToCompare, releasePointer, writePointer, type InstalledRelease, type ReleasePointer } from "./model_in_use.js";
+import { isSecure } from "./secure_promise.js";
 import { tryRelease, type TrialResult } from "./release_trial.js";
 import { Stopped } from "./requests.js";
 import { countsOf } from "./scores.js";
@@ -26,6 +27,7 @@ const PATIENCE_MS = 60_000;
 const AGAIN_MS = 3_600_000;
 const MOST_REFUSED = 20;
 const LONGEST_REASON = 500;
+const WORSE = "worse on the samples of this device";
 
 type Report = Body<"POST /releases/{number}">;
 
@@ -55,7 +57,9 @@ export class Releases {
     this.unsent ??= pointer.unsent;
     const changes = offer !== null && !(await this.isAnswered(offer, pointer));
     if (changes) await this.answer(offer, pointer);
-    if (this.unsent !== null && (await this.client.reportRelease(this.unsent))) {
+    const report = this.unsent;
+    const sent = report !== null && (await isSecure(this.values)) ? withoutFigures(report) : report;
+    if (sent !== null && (await this.client.reportRelease(sent))) {
       this.unsent = null;
       const written = await releasePointer(this.values);
       if (written.unsent !== null) await writePointer({ ...written, unsent: null }, this.values);
@@ -220,6 +224,12 @@ function report(
     before: asked?.before ? countsOf(asked.before) : null,
     after: asked?.after ? countsOf(asked.after) : null,
   };
+}
+
+/** The report without counts, and without a reason that is made of them. */
+function withoutFigures(report: Report): Report {
+  const reason = report.code === "release.worse" ? WORSE : report.reason;
+  return { ...report, before: null, after: null, reason };
 }
 
 function manifestOf(files: readonly FileOffer[]): string {

@@ -9,7 +9,7 @@ import { Failure, problemOf, sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
 import { formOf, isPersonal, MANIFEST } from "./manifest.js";
-import type { Identity } from "./membership.js";
+import { readSigner, type Identity } from "./membership.js";
 import type { EvaluationRequest, Prediction, Problem, View } from "./messages.js";
 import { modelsOf, TRAINED, type StoredBundle } from "./model_in_use.js";
 import { predicted } from "./prediction.js";
@@ -17,6 +17,8 @@ import { Releases } from "./releases.js";
 import { Stopped } from "./requests.js";
 import { textOf, type SampleForm } from "./sample_form.js";
 import { ScheduleRun } from "./schedule.js";
+import { isUsedUp, maskedUpdates } from "./secure_promise.js";
+import { SecureSending } from "./secure_sending.js";
 import { ROUND_CHECK_MS, Stages } from "./stages.js";
 import type { Values } from "./storage.js";
 import { checkWork, TrustedKey } from "./trust.js";
@@ -30,6 +32,8 @@ const LONGEST_RELEASE_MS = 24 * 3_600_000;
 /** Each wait is up to this share longer or shorter, so that not all devices ask at the same time. */
 const JITTER = 0.2;
 const MOST_FAILURES = 3;
+/** ROUND_SEEDS of device_agent/training/batching.py. */
+const ROUND_SEEDS = 100003;
 /** These failures are not retried: the same weights and order would give them again. */
 const DIVERGED = ["update.diverged", "update.not-finite"];
 const LONGEST_REASON = 500;
@@ -141,15 +145,30 @@ export class Rounds {
       await this.stages.enter("downloading");
       const bundle = await fetchBundle(this.client, work.files, this.values);
       this.show({ bytesDown: this.client.bytesDown });
-      const update = (await this.results.trained(bundle.sha256)) ?? (await this.train(work, bundle));
+      const update = (await this.unsent(bundle)) ?? (await this.train(work, bundle));
       const personal = isPersonal(bundle.manifest);
       const right = rightOf(personal ? update.evaluation?.after : update.evaluation?.before);
       await this.offer({ round: work.round, files: work.files, personal, right });
-      await this.send(work.round, update);
+      await this.send(work, bundle, update);
     } catch (error) {
+      if (error instanceof Failure && error.code.startsWith("trust.")) return this.leaveSum(work.round, error.problem);
       if (error instanceof RoundClosed || (error instanceof Refusal && error.roundOver)) return;
       throw error;
     }
+  }
+
+  /** The update of `bundle` that was trained before this page was opened, and not sent yet. */
+  private async unsent(bundle: Bundle): Promise<Update | null> {
+    const update = await this.results.trained(bundle.sha256);
+    return update !== null && (await isUsedUp(this.values, update.sha256)) ? null : update;
+  }
+
+  /** Says why this device has left the secure sum of a round. The rounds go on. */
+  private async leaveSum(round: number, problem: Problem): Promise<void> {
+    this.failure = { round, problem };
+    this.show({ problem });
+    await this.client.progress("paused", null, sentenceOf(problem.fault, ENGLISH_FAULTS).slice(0, LONGEST_REASON));
+    await this.stages.rest(jittered(LONGEST_POLL_MS));
   }
 
   /** Evaluates the model after the last round, and sends the counts. Skips it if that fails. */
@@ -215,8 +234,11 @@ export class Rounds {
     const personal = await this.results.personalTensors();
     let run: ScheduleRun | null = null;
     try {
-      const budget = work.budget_s ?? null;
-      run = await ScheduleRun.open(bundle, data, work.round, personal, await this.agreed(work), budget, {
+      // With tiny budgets for all other devices, a secure sum would almost be the update of this device.
+      const budget = work.secure ? null : (work.budget_s ?? null);
+      // A training that is repeated has another seed, so that its update is another.
+      const seed = ROUND_SEEDS * (await maskedUpdates(this.values, work.round)) + work.round;
+      run = await ScheduleRun.open(bundle, data, seed, personal, await this.agreed(work), budget, {
         beforeBatch: () => this.betweenBatches(work.round),
         onProgress: (training) => this.show({ training, trainedSeconds: spent() }),
       });
@@ -280,11 +302,21 @@ export class Rounds {
     throw new RoundClosed();
   }
 
-  private async send(round: number, update: Update): Promise<void> {
+  private async send(work: Work, bundle: Bundle, update: Update): Promise<void> {
+    const { round, secure } = work;
     this.show({ training: null });
     await this.stages.enter("uploading");
-    await this.client.sendTensors(round, update.tensors, update.sha256);
-    await this.client.sendUpdate(round, update.record);
+    if (secure) {
+      this.show({ secure });
+      const rest = (milliseconds: number): Promise<void> => this.stages.rest(jittered(milliseconds));
+      const signer = await readSigner(this.identity, this.values);
+      const sending = new SecureSending(this.client, signer, this.key, this.values, rest, bundle, update);
+      if (!(await sending.add(work, secure))) return;
+    } else {
+      await this.client.sendTensors(round, update.tensors, update.sha256);
+      await this.client.sendUpdate(round, update.record);
+    }
+    this.failure = null;
     const losses = (await this.values.get<View["losses"]>("losses")) ?? [];
     const more = [...losses.filter((earlier) => earlier.round !== round), { round, loss: update.loss }];
     await this.values.put({ losses: more });

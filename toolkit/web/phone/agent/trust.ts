@@ -3,11 +3,15 @@
  * the key of the coordinator that this page has joined, and must be recent.
  */
 
+import { fromBase64, toBase64 } from "./base64.js";
 import type { CoordinatorClient, ReleaseOffer, Work } from "./client.js";
 import { Failure } from "./faults.js";
 import type { EvaluationRequest, Invitation } from "./messages.js";
 import type { Identity } from "./membership.js";
-import type { Bytes, Values } from "./storage.js";
+import { readTerms, termsLines } from "./secure_group.js";
+import { isSecure, PROMISE } from "./secure_promise.js";
+import { isSigned } from "./signatures.js";
+import type { Values } from "./storage.js";
 
 /** The most characters of a line in which a federation describes itself. */
 const LONGEST_LINE = 500;
@@ -21,8 +25,8 @@ export function splitToken(given: string): [string, string | null] {
 }
 
 async function fingerprintOf(key: string): Promise<string> {
-  const digest = await crypto.subtle.digest("SHA-256", decoded(key));
-  const encoded = btoa(String.fromCharCode(...new Uint8Array(digest, 0, 16)));
+  const digest = await crypto.subtle.digest("SHA-256", fromBase64(key) ?? new Uint8Array());
+  const encoded = toBase64(new Uint8Array(digest, 0, 16));
   return encoded.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
@@ -119,6 +123,7 @@ export async function invited(client: CoordinatorClient, fingerprint: string | n
     first_bytes: number(signed.first_bytes),
     round_bytes: number(signed.round_bytes),
     evaluation: signed.evaluation ?? null,
+    secure: readTerms(signed.secure),
   };
 }
 
@@ -127,14 +132,8 @@ async function checkInvitation(given: SignedInvitation): Promise<void> {
   const said = [given.title, given.purpose, given.contact];
   const numbers = [given.rounds, Math.trunc(given.round_s), given.first_bytes, given.round_bytes];
   const lines = ["edgetailor-invitation-1", ...said, ...numbers.map((number) => `${number}`)];
-  lines.push(...evaluationLines(given.evaluation));
+  lines.push(...evaluationLines(given.evaluation), ...termsLines(given.secure));
   if (!(await isSigned(lines, given.key, given.signature))) throw new Failure("trust.forged-invitation", {});
-}
-
-async function isSigned(lines: readonly string[], key: string, signature: string): Promise<boolean> {
-  const text = new TextEncoder().encode(lines.map((line) => `${line}\n`).join(""));
-  const imported = await crypto.subtle.importKey("raw", decoded(key), "Ed25519", false, ["verify"]);
-  return crypto.subtle.verify("Ed25519", imported, decoded(signature), text);
 }
 
 /** Checks the signature and the age of `work`, and stores its time. */
@@ -143,14 +142,28 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
   for (const { sha256, size, name } of work.files) lines.push(`${sha256} ${size} ${name}`);
   lines.push(...evaluationLines(work.evaluation));
   if (work.state === "judge") lines.push("judge");
+  lines.push(...termsLines(work.secure));
   if (!(await isSigned(lines, key, work.signature))) {
     throw new Failure("trust.forged-work", {});
   }
+  await checkStillSecure(work, values);
   const newest = (await values.get<number>("newest")) ?? 0;
   if (work.issued < newest || Math.abs(Date.now() / 1000 - work.issued) > VALID_S) {
     throw new Failure("trust.old-work", {});
   }
   await values.put({ newest: work.issued });
+}
+
+/**
+ * Checks that the coordinator asks for no figures of this device alone if it has promised secure sums. Otherwise it could
+ * end the protection without telling anybody.
+ */
+async function checkStillSecure({ state, secure }: Work, values: Values): Promise<void> {
+  const promised = await isSecure(values);
+  if (state === "judge" && promised) throw new Failure("trust.single-figures", {});
+  if (state !== "train") return;
+  if (readTerms(secure) === null && promised) throw new Failure("trust.no-secure-sum", {});
+  if (secure && !promised) await values.put(PROMISE);
 }
 
 /** Checks the signature of a release. `newest` is the time of the last offer that this page has followed. */
@@ -166,12 +179,4 @@ export async function checkRelease(offer: ReleaseOffer, key: string, newest: num
   }
   if (!(await isSigned(lines, key, offer.signature))) throw new Failure("trust.forged-release", { number });
   if (issued < newest) throw new Failure("trust.old-release", { number });
-}
-
-function decoded(base64: string): Bytes {
-  try {
-    return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-  } catch {
-    return new Uint8Array();
-  }
 }

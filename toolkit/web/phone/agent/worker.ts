@@ -36,6 +36,7 @@ const EMPTY: View = {
   model: null,
   refusedRelease: null,
   evaluation: null,
+  secure: null,
   byClass: false,
   trying: false,
   trial: null,
@@ -83,6 +84,7 @@ async function showStored(): Promise<void> {
     ...(rounds === null ? idle(identity, (await values.get<boolean>(FINISHED)) === true) : {}),
     invitation,
     evaluation: view.evaluation ?? invitation?.evaluation ?? null,
+    secure: view.secure ?? invitation?.secure ?? null,
     byClass: (await values.get(BY_CLASS)) === true,
     device: identity && { id: identity.device, name: identity.name, submodel: identity.submodel },
     data: data && {
@@ -113,7 +115,7 @@ async function look(given: string): Promise<void> {
   show({ bareLink: fingerprint === null });
   try {
     const invitation = await invited(client(token), fingerprint);
-    show({ invitation, evaluation: invitation.evaluation ?? null });
+    show({ invitation, evaluation: invitation.evaluation ?? null, secure: invitation.secure ?? null });
   } catch (error) {
     show({ problem: problemOf(error) });
   }
@@ -181,8 +183,7 @@ async function obey(command: Exclude<Command, { do: "look" | "pause" | "retry" |
         const tenths = Math.floor(10 * share) / 10;
         if (view.measured !== tenths) show({ measured: tenths });
       };
-      await join(client(token), token, fingerprint, command.name, values, measured);
-      await values.put({ invitation: view.invitation });
+      await join(client(token), token, fingerprint, command.name, view.invitation, values, measured);
       return showStored();
     }
     case "data":

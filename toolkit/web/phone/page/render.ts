@@ -60,6 +60,7 @@ export function draw(view: View, surroundings: Surroundings): void {
   say("bare-link", view.bareLink ? TEXTS.bareLink : "");
   drawProblem(view);
   drawInvitation(view);
+  say("only-sums", view.secure === null ? "" : TEXTS.onlySums(view.secure.fewest));
   drawEvaluation(view);
   drawRetry(view);
   element("join").querySelector("button")!.disabled = stage === "joining";

@@ -99,6 +99,9 @@ export const ENGLISH = {
     "keep this device on its charger.",
   leaves: {
     numbers: "the trained numbers of its part of the model",
+    sums:
+      "if the coordinator learns only sums: masked numbers in place of the trained numbers, the counts and the errors, " +
+      "and keys and encrypted parts of keys, with which only the sum can be read",
     counts: "how many examples you have, and how many steps it has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
     judged:
@@ -120,6 +123,9 @@ export const ENGLISH = {
   apart: (share: string) =>
     `${share} of your examples are kept apart: this device never trains on them. In each round it counts how many of ` +
     "them the model gets right, before and after its training, and sends these counts.",
+  /** In a federation with secure sums. */
+  onlySums: (fewest: number) =>
+    `The coordinator learns only the sum of the updates of at least ${fewest} devices, never the update of this device.`,
   leavesAddress: "as with every page: its internet address",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
   tryingAgain: (seconds: number) => `Trying again in ${seconds} s.`,

@@ -24,6 +24,11 @@ const shape = (sizes: readonly number[]): string => `(n${sizes.map((size) => `, 
 const listed = (names: readonly string[]): string =>
   names.length === 0 ? "none" : names.map((name) => `“${name}”`).join(", ");
 
+/** A device leaves a sum, because of something with which the coordinator could learn an update. */
+const unsafe = (why: string): string =>
+  `This device has left the secure sum of the round, because the coordinator broke a rule: ${why}. The update was not ` +
+  "revealed. Ask the operator, if this happens again.";
+
 export const ENGLISH_FAULTS: Sentences = {
   "bundle.altered-file": ({ file }) =>
     `The content of ${file} differs from what the coordinator announced. It was discarded.`,
@@ -147,9 +152,15 @@ export const ENGLISH_FAULTS: Sentences = {
   "trust.forged-work": () =>
     "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
     "trained.",
+  "trust.forged-work/group": () =>
+    "The list of devices of a secure sum is not signed by your coordinator: somebody on the way has altered it. " +
+    "Nothing was sent.",
   "trust.late-key": () =>
     "The coordinator has a new key, and the time to follow it is over. Ask for a new link and join with it. Check the " +
     "date of this device, too.",
+  "trust.no-secure-sum": () =>
+    "The coordinator asks for the update of this device, but the federation used secure sums before, which reveal no " +
+    "single update. Nothing was sent. To agree, leave and join again.",
   "trust.old-release": ({ number }) =>
     `The offer of release ${number} is older than the newest that this page has followed: somebody may have sent ` +
     "an old message again. Nothing was changed.",
@@ -158,6 +169,34 @@ export const ENGLISH_FAULTS: Sentences = {
     "Check the date and the time of this device.",
   "trust.other-key": () =>
     "This is not the coordinator of the link: its key is different. Ask for a new link.",
+  "trust.single-figures": () =>
+    "The coordinator asks how good the model is on your examples, but the federation uses secure sums, which reveal no " +
+    "figure of a single device. Nothing was sent. To agree, leave and join again.",
+  "trust.unsafe-sum/altered-shares": ({ device }) =>
+    unsafe(`the shares of ${device} were altered, or made for another group`),
+  "trust.unsafe-sum/few-confirmations": ({ confirmed, needed }) =>
+    unsafe(`${confirmed} devices have confirmed the same sum, but ${needed} of the group are needed`),
+  "trust.unsafe-sum/few-shares": ({ held, needed }) =>
+    unsafe(`only ${held} devices hold shares of each other, but ${needed} are needed to remove the masks`),
+  "trust.unsafe-sum/left-out": () => unsafe("the sum leaves out the update that this device has sent"),
+  "trust.unsafe-sum/no-group": () => unsafe("it left out the list of the group"),
+  "trust.unsafe-sum/no-update-yet": () =>
+    unsafe("it named the updates of the sum before this device had sent its own"),
+  "trust.unsafe-sum/other-devices": () => unsafe("it named other devices of the sum than before"),
+  "trust.unsafe-sum/other-members": () => unsafe("the sum has a device twice, or one that is not in the group"),
+  "trust.unsafe-sum/other-neighbours": () =>
+    unsafe("it passed on shares of devices that are no neighbours of this one"),
+  "trust.unsafe-sum/own-keys": () => unsafe("the keys of this device are missing from the group, or were changed"),
+  "trust.unsafe-sum/shares-twice": () => unsafe("it asked for the shares of one attempt twice"),
+  "trust.unsafe-sum/small-group": ({ found, needed }) =>
+    unsafe(`the group has ${found} devices, but it needs ${needed}`),
+  "trust.unsafe-sum/small-sum": ({ found, needed }) => unsafe(`the sum has ${found} devices, but it needs ${needed}`),
+  "trust.unsafe-sum/twice": () => unsafe("the group has a device or a key twice"),
+  "trust.unsafe-sum/unconfirmed": () =>
+    unsafe("it asked for shares for another sum than the devices have confirmed"),
+  "trust.unsafe-sum/unsigned-keys": ({ device }) =>
+    unsafe(`${device} has not signed its keys for this round, bundle and terms, or they cannot be used`),
+  "trust.unsafe-sum/update-twice": () => unsafe("it asked for the update of one attempt twice"),
   "update.beyond-float16": ({ value }) =>
     `In float16, recorded activations can be at most 65,504, but one is ${value}. Check the data. If they ` +
     "are right, the coordinator needs a submodel without recording=float16.",

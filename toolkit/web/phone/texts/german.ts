@@ -93,6 +93,9 @@ export const GERMAN: Words = {
     "besten hängt das Gerät am Ladegerät.",
   leaves: {
     numbers: "die trainierten Zahlen seines Teils des Modells",
+    sums:
+      "wenn der Koordinator nur Summen erfährt: maskierte Zahlen anstelle der trainierten Zahlen, der Anzahlen und der " +
+      "Fehler, und Schlüssel und verschlüsselte Teile von Schlüsseln, mit denen nur die Summe lesbar wird",
     counts: "wie viele Beispiele Sie haben, und wie viele Schritte es trainiert hat",
     loss: "wie gut das Modell zu Ihren Beispielen passt: ein paar Zahlen für jede Runde",
     judged:
@@ -115,6 +118,8 @@ export const GERMAN: Words = {
   apart: (share) =>
     `${share} Ihrer Beispiele werden zurückgelegt: Dieses Gerät trainiert nie mit ihnen. In jeder Runde zählt es, bei ` +
     "wie vielen davon das Modell recht hat, vor und nach seinem Training, und sendet diese Zahlen.",
+  onlySums: (fewest) =>
+    `Der Koordinator erfährt nur die Summe der Ergebnisse von mindestens ${fewest} Geräten, nie das Ergebnis dieses Geräts.`,
   leavesAddress: "wie bei jeder Seite: seine Internetadresse",
   workerFailed: "Ein Teil dieser Seite konnte nicht geladen werden. Laden Sie die Seite neu.",
   tryingAgain: (seconds) => `Nächster Versuch in ${seconds} s.`,

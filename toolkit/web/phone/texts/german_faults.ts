@@ -15,6 +15,10 @@ const shape = (sizes: readonly number[]): string => `(n${sizes.map((size) => `, 
 const listed = (names: readonly string[]): string =>
   names.length === 0 ? "keine" : names.map((name) => `„${name}“`).join(", ");
 
+const unsafe = (why: string): string =>
+  `Dieses Gerät macht in dieser Runde nicht weiter, weil der Koordinator eine Regel der sicheren Summe verletzt hat: ${why}. ` +
+  "Sein Ergebnis wurde nicht verraten. Fragen Sie den Betreiber, wenn das noch einmal vorkommt.";
+
 export const GERMAN_FAULTS: Sentences = {
   "bundle.altered-file": ({ file }) =>
     `${file} kam mit anderem Inhalt, als der Koordinator angekündigt hat. Die Datei wurde verworfen.`,
@@ -154,9 +158,15 @@ export const GERMAN_FAULTS: Sentences = {
   "trust.forged-work": () =>
     "Die Arbeit ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs verändert. Es wurde " +
     "nichts trainiert.",
+  "trust.forged-work/group": () =>
+    "Die Liste der Geräte einer sicheren Summe ist nicht von Ihrem Koordinator unterschrieben: Jemand hat sie unterwegs " +
+    "verändert. Es wurde nichts gesendet.",
   "trust.late-key": () =>
     "Der Koordinator hat einen neuen Schlüssel, und die Zeit für den Wechsel ist vorbei. Bitten Sie um einen neuen " +
     "Link, und treten Sie damit bei. Prüfen Sie auch das Datum dieses Geräts.",
+  "trust.no-secure-sum": () =>
+    "Der Koordinator will das Ergebnis dieses Geräts sehen, aber diese Föderation hatte sichere Summen, die kein einzelnes " +
+    "Ergebnis verraten. Es wurde nichts gesendet. Wenn Sie einverstanden sind, steigen Sie aus, und treten Sie wieder bei.",
   "trust.old-release": ({ number }) =>
     `Das Angebot der Fassung ${number} ist älter als eines, dem diese Seite schon gefolgt ist: Vielleicht hat jemand eine ` +
     "alte Nachricht noch einmal geschickt. Es wurde nichts geändert.",
@@ -166,6 +176,35 @@ export const GERMAN_FAULTS: Sentences = {
   "trust.other-key": () =>
     "Das ist nicht der Koordinator, von dem der Link kommt: Sein Schlüssel ist ein anderer. Bitten Sie um " +
     "einen neuen Link.",
+  "trust.single-figures": () =>
+    "Der Koordinator fragt, wie gut das Modell bei Ihren Beispielen ist, aber diese Föderation hat sichere Summen, die " +
+    "nichts über ein einzelnes Gerät verraten. Es wurde nichts gesendet. Wenn Sie einverstanden sind, steigen Sie aus, und " +
+    "treten Sie wieder bei.",
+  "trust.unsafe-sum/altered-shares": ({ device }) =>
+    unsafe(`Die Teile von ${device} wurden verändert oder sind für eine andere Gruppe`),
+  "trust.unsafe-sum/few-confirmations": ({ confirmed, needed }) =>
+    unsafe(`Nur ${confirmed} Geräte haben dieselbe Summe bestätigt, nötig sind ${needed}`),
+  "trust.unsafe-sum/few-shares": ({ held, needed }) =>
+    unsafe(`Nur ${held} Geräte haben Teile voneinander, nötig sind ${needed}`),
+  "trust.unsafe-sum/left-out": () => unsafe("In der Summe fehlt das Ergebnis, das dieses Gerät gesendet hat"),
+  "trust.unsafe-sum/no-group": () => unsafe("Er hat die Liste der Gruppe ausgelassen"),
+  "trust.unsafe-sum/no-update-yet": () =>
+    unsafe("Er hat die Ergebnisse der Summe genannt, bevor dieses Gerät seines gesendet hatte"),
+  "trust.unsafe-sum/other-devices": () => unsafe("Er hat andere Geräte der Summe genannt als vorher"),
+  "trust.unsafe-sum/other-members": () =>
+    unsafe("In der Summe ist ein Gerät doppelt, oder eines, das nicht zur Gruppe gehört"),
+  "trust.unsafe-sum/other-neighbours": () => unsafe("Er hat Teile von Geräten geschickt, die keine Nachbarn sind"),
+  "trust.unsafe-sum/own-keys": () => unsafe("In der Gruppe fehlen die Schlüssel dieses Geräts, oder sie wurden verändert"),
+  "trust.unsafe-sum/shares-twice": () => unsafe("Er hat die Teile eines Versuchs zweimal verlangt"),
+  "trust.unsafe-sum/small-group": ({ found, needed }) =>
+    unsafe(`Die Gruppe hat ${found} Geräte, nötig sind ${needed}`),
+  "trust.unsafe-sum/small-sum": ({ found, needed }) => unsafe(`Die Summe hat ${found} Geräte, nötig sind ${needed}`),
+  "trust.unsafe-sum/twice": () => unsafe("In der Gruppe ist ein Gerät oder ein Schlüssel doppelt"),
+  "trust.unsafe-sum/unconfirmed": () =>
+    unsafe("Er hat Teile für eine andere Summe verlangt, als die Geräte bestätigt haben"),
+  "trust.unsafe-sum/unsigned-keys": ({ device }) =>
+    unsafe(`${device} hat seine Schlüssel nicht für diese Runde und diese Bedingungen unterschrieben, oder sie taugen nicht`),
+  "trust.unsafe-sum/update-twice": () => unsafe("Er hat das Ergebnis eines Versuchs zweimal verlangt"),
   "update.beyond-float16": ({ value }) =>
     `Aufgezeichnete Aktivierungen dürfen in float16 höchstens 65.504 sein, eine ist ${value}. Prüfen Sie die ` +
     "Daten. Wenn sie stimmen, braucht der Koordinator ein Teilmodell ohne recording=float16.",

@@ -1,0 +1,118 @@
+"""A page in secure sums with native agents: the sum is that of their plain updates."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from device_agent.formats.manifest import WEIGHTS
+from device_agent.formats.update import read_update
+from disclosure import Listener, assert_told
+from phones import NativeAgent, Phone, fleet, keep_records, samples
+from vector_fleet import assert_soon
+
+pytestmark = pytest.mark.web
+
+CHANGE, AGENTS, DEADLINE_S = 4.0, 3, 25
+SECURE = f"""
+momentum = 0.9
+
+[evaluation]
+share = 0.2
+
+[privacy]
+secure_aggregation = true
+smallest_group = {AGENTS}
+most_change = {CHANGE}
+most_samples = 40
+"""
+SUMS = ("keys", "shares", "input", "confirmation", "unmasking")
+
+
+def mean_of(updates: Sequence[Path]) -> dict[str, np.ndarray]:
+    """The oracle: the mean of plain updates, weighted by samples."""
+    read = [read_update(update) for update in updates]
+    weights = [record.samples for record, _ in read]
+    return {
+        name: np.average([tensors[name].astype(float) for _, tensors in read], 0, weights)
+        for name, first in read[0][1].items()
+        if first.dtype == np.float32
+    }
+
+
+def assert_close(found: Path, expected: dict[str, np.ndarray], close: float) -> None:
+    tensors = load_file(found)
+    for name, value in expected.items():
+        assert np.abs(tensors[name] - value).max() <= close, name
+
+
+def test_a_page_and_agents_add_up_their_updates(browser, serve, tmp_path: Path, seed: int) -> None:
+    """In the second round, the page is closed after it has shared its secrets."""
+    data = [samples(tmp_path, seed, number, 20 + 10 * number) for number in range(AGENTS)]
+    given = {"count": AGENTS + 1, "training": SECURE, "top": f"deadline_s = {DEADLINE_S}"}
+    with serve(*fleet(tmp_path / "c", **given)) as server:
+        records = keep_records(server)
+        agents = [
+            NativeAgent(server, "phone", tmp_path / f"agent {number}", own)
+            for number, own in enumerate(data)
+        ]
+        for agent in agents:
+            agent.start()
+        phone = Phone.opened(browser, server, "phone")
+        only = f"only the sum of the updates of at least {AGENTS} devices"
+        phone.page.get_by_text(only).wait_for()
+        listener, cut = Listener(phone.page), list[str]()
+
+        def lose(route: Any) -> None:
+            cut.append(route.request.url)
+            route.abort()
+
+        phone.page.context.route("**/v1/rounds/2/tensors/*", lose)
+        phone.train(data[1], "page")
+        phone.wait_until("() => window.view?.losses.length === 1")
+        assert_told(phone.page, listener, *(f"POST /rounds/{{round}}/sum/{part}" for part in SUMS))
+        while not cut:
+            phone.page.wait_for_timeout(50)  # lets the handler of the route run
+        phone.page.context.unroute_all(behavior="ignoreErrors")
+        phone.killed()
+        phone.wait_for("finished")
+        for agent in agents:
+            agent.finish()
+        history = server.coordinator.status().history
+        devices = {device.name: device for device in server.coordinator.status().devices}
+        assert phone.view()["problem"] is None
+    assert not records
+    assert [result.updates for result in history] == [0, AGENTS + 1, AGENTS]
+    assert [devices["page"].rounds_trained, devices["agent 0"].rounds_trained] == [1, 2]
+    # The page trains like the agent with the same data, whose roundings are a little different.
+    first = [agent.sent[1] for agent in agents]
+    middle = agents[0].state / "bundle" / WEIGHTS
+    assert_close(middle, mean_of([*first, first[1]]), 1e-5)
+    second = [agent.sent[2] for agent in agents]
+    assert_close(server.config.state / "global.safetensors", mean_of(second), 1e-6)
+    assert all(device.loss is None for device in devices.values())
+
+
+def test_a_page_leaves_a_sum_whose_group_nobody_has_signed(
+    browser, serve, tmp_path: Path, seed: int
+) -> None:
+    """It sends no masked update; owner and operator read why."""
+    settings = {"count": '"any"', "training": SECURE, "top": "min_devices = 1"}
+    with serve(*fleet(tmp_path / "c", **settings)) as server:
+        phone = Phone.opened(browser, server, "phone")
+        listener = Listener(phone.page)
+        forged = {"step": "shares", "round": 1, "members": [], "signature": "AAAA"}
+        phone.page.context.route("**/v1/rounds/1/sum", lambda route: route.fulfill(json=forged))
+        phone.train(samples(tmp_path, seed, 0, 30), "page")
+        phone.wait_for_problem("trust.forged-work")
+        phone.page.get_by_text("The list of devices of a secure sum is not signed").wait_for()
+        assert_soon(lambda: server.coordinator.status().devices[0].note is not None, 30)
+        (device,) = server.coordinator.status().devices
+        assert "The list of devices of a secure sum is not signed" in device.note
+    assert {name for name in listener.sent if "/sum/" in name or "tensors" in name} == {
+        f"POST /rounds/{{round}}/sum/keys {field}"
+        for field in ("bundle", "mask_key", "share_key", "signature")
+    }
