@@ -133,10 +133,15 @@ def test_from_the_last_round_to_a_release_and_back(
         said = f"It was judged on 9 of your own examples and got {found.correct} right"
         phone.page.get_by_text(f"the shared model after round 2. {said}").wait_for()
 
+        # A page that was promised secure sums reports no figures.
+        phone.store(secureSums={"round": 0, "masked": 0, "used": ""})
         bad = writing(permuted(with_tensors(shared_model(server, 2))))
         add_release(config.state, 1, ["phone"], bad)
         assert_soon(lambda: last_report(server).code == "release.worse", 60)
-        assert last_report(server).runs == 1
+        refusal = last_report(server)
+        assert refusal.runs == 1
+        assert refusal.before is refusal.after is None
+        assert refusal.reason == "worse on the samples of this device"
         phone.page.get_by_text("This device did not take release 2").wait_for()
         assert release_of(server, phone) == (1, 1)
         withdraw_newest(config.state)

@@ -29,6 +29,15 @@ smallest_group = {AGENTS}
 most_change = {CHANGE}
 most_samples = 40
 """
+TRAINED = """async (copy) => {
+  const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("results");
+  const file = await folder.getFileHandle(`update.${copy}`).catch(() => null);
+  const content = file && (await (await file.getFile()).arrayBuffer());
+  if (content === null || content.byteLength < 44) return null;
+  const length = new DataView(content).getUint32(40);
+  return JSON.parse(new TextDecoder().decode(content.slice(44, 44 + length))).sha256;
+}"""
+"""The hash of a stored update."""
 SUMS = ("keys", "shares", "input", "confirmation", "unmasking")
 
 
@@ -99,7 +108,7 @@ def test_a_page_and_agents_add_up_their_updates(browser, serve, tmp_path: Path, 
 def test_a_page_leaves_a_sum_whose_group_nobody_has_signed(
     browser, serve, tmp_path: Path, seed: int
 ) -> None:
-    """It sends no masked update; owner and operator read why."""
+    """It sends no masked update; owner and operator read why. It does not train again."""
     settings = {"count": '"any"', "training": SECURE, "top": "min_devices = 1"}
     with serve(*fleet(tmp_path / "c", **settings)) as server:
         phone = Phone.opened(browser, server, "phone")
@@ -112,6 +121,12 @@ def test_a_page_leaves_a_sum_whose_group_nobody_has_signed(
         assert_soon(lambda: server.coordinator.status().devices[0].note is not None, 30)
         (device,) = server.coordinator.status().devices
         assert "The list of devices of a secure sum is not signed" in device.note
+        update = phone.page.evaluate(TRAINED, 1)
+        phone.page.wait_for_timeout(5000)
+        assert phone.page.evaluate(TRAINED, 0) is None
+        # After an update was sent, the round may open again: this device then trains again.
+        phone.store(secureSums={"round": 1, "masked": 1, "used": update})
+        phone.wait_until(f"async () => ![null, '{update}'].includes(await ({TRAINED})(0))")
     assert {name for name in listener.sent if "/sum/" in name or "tensors" in name} == {
         f"POST /rounds/{{round}}/sum/keys {field}"
         for field in ("bundle", "mask_key", "share_key", "signature")

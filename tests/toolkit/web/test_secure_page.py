@@ -18,6 +18,7 @@ from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.secure_sums import SecureKeys, SecureMember, SecureTerms
 from device_agent.formats.update import UpdateRecord
+from device_agent.privacy.masks import PIECE, add_mask
 from device_agent.privacy.secure_group import SecureGroup, adds
 from device_agent.privacy.summed_updates import update_vector
 from page_modules import run_with
@@ -150,6 +151,24 @@ def test_published_shares(tmp_path: Path) -> None:
     assert json.loads(run_with("shamir", SHARES, tmp_path, row)) == [first, second]
 
 
+MASKS = """
+const [key, elements] = given;
+const vector = new Uint32Array(Number(elements));
+page.addMask(vector, new Uint8Array(Buffer.from(key, "hex")));
+page.addMask(vector.subarray(7), new Uint8Array(Buffer.from(key, "hex")), true);
+writeFileSync(`${out}.vector`, vector);
+"""
+
+
+def test_a_mask_in_pieces(tmp_path: Path, seed: int) -> None:
+    key, elements = random.Random(seed).randbytes(32), 2 * PIECE + 100
+    run_with("masks", MASKS, tmp_path, key.hex(), str(elements))
+    vector = np.zeros(elements, np.uint32)
+    add_mask(vector, key)
+    add_mask(vector[7:], key, subtract=True)
+    assert np.array_equal(np.fromfile(tmp_path / "masks.mjs.vector", "<u4"), vector)
+
+
 UPDATES = """
 const tensorsOf = (arrays) => new Map(
   Object.entries(arrays).map(([name, { dtype, shape, data: all }]) => {
@@ -176,7 +195,7 @@ def test_updates_as_whole_numbers(tmp_path: Path, seed: int) -> None:
         TensorEntry(name="n", role="buffer", dtype="int64", shape=(3,)),
     )
     classes = EvaluationCounts(samples=9, counted=8, correct=3, loss_sum=2.5 / 1024)
-    numbers = EvaluationCounts(samples=5, counted=5, loss_sum=-1e15, absolute_sum=0.5 / 1024)
+    numbers = EvaluationCounts(samples=5, counted=5, loss_sum=-1e15, absolute_sum=1.5 / 1024)
     for devices, evaluation in (
         (3, msgspec.UNSET),
         (

@@ -9,7 +9,7 @@ import type { Invitation } from "./messages.js";
 import { RUNTIME } from "./runtime.js";
 import { readForm } from "./sample_form.js";
 import type { Signer } from "./secret_sharer.js";
-import { PROMISE } from "./secure_promise.js";
+import { promiseSecureSums } from "./secure_promise.js";
 import { signed } from "./signatures.js";
 import { checkKey } from "./trust.js";
 import { sha256, type Bytes, type Values } from "./storage.js";
@@ -70,7 +70,8 @@ export async function join(
   }
   await checkKey(client, reply.key, fingerprint);
   const identity = { ...reply, ...readForm(reply), name, tokenSha256 };
-  await values.put({ device: identity, invitation, ...(invitation?.secure ? PROMISE : {}) });
+  if (invitation?.secure) await promiseSecureSums(values);
+  await values.put({ device: identity, invitation });
   return identity;
 }
 

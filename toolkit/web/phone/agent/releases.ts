@@ -12,10 +12,10 @@ import type { DataRecord } from "./local_data.js";
 import { MANIFEST } from "./manifest.js";
 import type { Problem, Right } from "./messages.js";
 import { modelToCompare, releasePointer, writePointer, type InstalledRelease, type ReleasePointer } from "./model_in_use.js";
-import { isSecure } from "./secure_promise.js";
 import { tryRelease, type TrialResult } from "./release_trial.js";
 import { Stopped } from "./requests.js";
 import { countsOf } from "./scores.js";
+import { isSecure } from "./secure_promise.js";
 import type { Values } from "./storage.js";
 import { outOfMemory } from "./trial.js";
 import { checkRelease, type TrustedKey } from "./trust.js";
@@ -57,9 +57,8 @@ export class Releases {
     this.unsent ??= pointer.unsent;
     const changes = offer !== null && !(await this.isAnswered(offer, pointer));
     if (changes) await this.answer(offer, pointer);
-    const report = this.unsent;
-    const sent = report !== null && (await isSecure(this.values)) ? withoutFigures(report) : report;
-    if (sent !== null && (await this.client.reportRelease(sent))) {
+    const due = this.unsent !== null && (await isSecure(this.values)) ? withoutFigures(this.unsent) : this.unsent;
+    if (due !== null && (await this.client.reportRelease(due))) {
       this.unsent = null;
       const written = await releasePointer(this.values);
       if (written.unsent !== null) await writePointer({ ...written, unsent: null }, this.values);

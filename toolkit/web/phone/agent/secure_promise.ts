@@ -16,8 +16,10 @@ interface SecureSums {
   used: string;
 }
 
-/** What to store when a federation promises secure sums. */
-export const PROMISE = { [SECURE]: { round: 0, masked: 0, used: "" } satisfies SecureSums };
+/** Remembers that the federation uses secure sums: this page never sends an update. */
+export async function promiseSecureSums(values: Values): Promise<void> {
+  if (!(await isSecure(values))) await values.put({ [SECURE]: { round: 0, masked: 0, used: "" } satisfies SecureSums });
+}
 
 export async function isSecure(values: Values): Promise<boolean> {
   return (await values.get<SecureSums>(SECURE)) !== null;

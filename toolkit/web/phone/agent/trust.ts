@@ -9,7 +9,7 @@ import { Failure } from "./faults.js";
 import type { EvaluationRequest, Invitation } from "./messages.js";
 import type { Identity } from "./membership.js";
 import { readTerms, termsLines } from "./secure_group.js";
-import { isSecure, PROMISE } from "./secure_promise.js";
+import { isSecure, promiseSecureSums } from "./secure_promise.js";
 import { isSigned } from "./signatures.js";
 import type { Values } from "./storage.js";
 
@@ -159,11 +159,10 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
  * end the protection without telling anybody.
  */
 async function checkStillSecure({ state, secure }: Work, values: Values): Promise<void> {
-  const promised = await isSecure(values);
-  if (state === "judge" && promised) throw new Failure("trust.single-figures", {});
+  if (state === "judge" && (await isSecure(values))) throw new Failure("trust.single-figures", {});
   if (state !== "train") return;
-  if (readTerms(secure) === null && promised) throw new Failure("trust.no-secure-sum", {});
-  if (secure && !promised) await values.put(PROMISE);
+  if (readTerms(secure) !== null) return promiseSecureSums(values);
+  if (await isSecure(values)) throw new Failure("trust.no-secure-sum", {});
 }
 
 /** Checks the signature of a release. `newest` is the time of the last offer that this page has followed. */
