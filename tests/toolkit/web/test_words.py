@@ -18,6 +18,7 @@ NOT_SAID = {
     # What the operator reads about a release that a device refused.
     "its predictions are not finite numbers",
     "this device has refused it before",
+    "worse on the samples of this device",
     "accuracy ${figure(after)} on ${lost.length} own samples; present model: ${figure(before)}",
     "loss ${figure(after)} on ${lost.length} own samples; present model: ${figure(before)}",
 }
