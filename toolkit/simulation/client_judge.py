@@ -40,7 +40,7 @@ class ClientJudge:
     def judge(
         self, whole: Evaluation, trained_again: Iterable[TrainedChunk]
     ) -> tuple[Evaluation, dict[str, str]]:
-        """Make the model without the updates that make it worse.
+        """Make the model without the updates that make it worse. It stays if there are none.
 
         Args:
             whole: The evaluation of the model with all updates.
@@ -49,7 +49,7 @@ class ClientJudge:
         Returns:
             The evaluation of the new model, and for each client left out, the reason.
         """
-        files, kinds = UpdateFiles(), dict[int, str]()
+        after, files, kinds = self.federation.save(), UpdateFiles(), dict[int, str]()
         for chunk in trained_again:
             for client, update in chunk.updates.items():
                 files.add(client, update)
@@ -80,6 +80,10 @@ class ClientJudge:
 
         clients = sorted(files.clients, key=order)
         found = harmful([str(client) for client in clients], is_good, self.aim.stalled)
-        new = evaluated(found)
+        new = evaluated(found) if found else whole
         files.remove()
+        if not found:
+            self.federation.load(after)
+            if self.limits is not None:
+                self.limits.limited = limited
         return new, dict.fromkeys(found, judged_text(new, whole))

@@ -10,7 +10,7 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.model_judge import JUDGED
+from toolkit.aggregation.model_judge import JUDGED, Aim, Bar
 from toolkit.simulation import simulate
 from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.results import RunFolder
@@ -84,6 +84,22 @@ def test_the_judge_is_the_same_in_every_engine_and_after_a_restart(
     for rounds in (1, 2):
         came = simulate.simulate(file, tmp_path / "elsewhere", rounds=rounds, workers=2)
     assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
+
+
+def test_a_model_stays_if_every_candidate_is_equally_bad(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with the limits of all updates."""
+    file.write_text(file.read_text().replace("bounds = false", "bounds = true"))
+    expected = simulate.simulate(
+        file, tmp_path / "plain", rounds=1, values={"aggregation.judge": False}
+    )
+    monkeypatch.setattr(Bar, "aim", lambda self, whole: Aim(lambda quality: False, stalled=True))
+    came = simulate.simulate(file, tmp_path / "judged", rounds=1)
+    assert came[0].left_out == {}
+    assert came[0].limited == expected[0].limited != {}
+    plain, judged = (tmp_path / name / "global.safetensors" for name in ("plain", "judged"))
+    assert judged.read_bytes() == plain.read_bytes()
 
 
 def test_without_the_judge_hostile_updates_count(file: Path, tmp_path: Path) -> None:

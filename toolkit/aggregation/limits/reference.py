@@ -18,8 +18,10 @@ from device_agent.formats.manifest import Struct
 from device_agent.formats.protocol.fleet import Limited
 from toolkit.aggregation.limits.norm_statistics import ENOUGH, central_means
 
-SAMPLES = 3.0
+SAMPLES = 2.0
 """A device's samples count at most this many times the reference of its kind."""
+KIND_SAMPLES = 3.0
+"""The median of a kind counts at most this many times the median of all devices."""
 STEPS = 3.0
 """The largest ratio of a device's steps to the reference that raises its limits, by the square root
 of the ratio. The ratio is bounded because devices could claim any number of steps."""
@@ -200,7 +202,7 @@ def _samples_by_kind(figures: Sequence[Figures]) -> dict[str, float]:
         by_kind.setdefault(one.kind, []).append(one.samples)
     every = lower_median(one.samples for one in figures)
     return {
-        kind: min(lower_median(own), SAMPLES * every) if len(own) >= ENOUGH else every
+        kind: min(lower_median(own), KIND_SAMPLES * every) if len(own) >= ENOUGH else every
         for kind, own in by_kind.items()
     }
 

@@ -181,14 +181,14 @@ def test_samples_are_capped_by_kind() -> None:
     reference = Reference().completed(claims)
     every = 120  # the median of all nine
     assert reference.kinds == {"full": 100, "board": every, "width": 12}
-    for kind, most in (("full", 300), ("board", 360), ("width", 36)):
+    for kind, most in (("full", 200), ("board", 240), ("width", 24)):
         assert reference.most_samples(kind) == most
     update = made.full_update(1, samples=10**12)
     limits = RoundLimits(reference)
-    assert limited_update(update, limits, OLD, AFM)[0].samples == 300
+    assert limited_update(update, limits, OLD, AFM)[0].samples == 200
     told = limits.limited[0]
     assert told is not None
-    assert told.text() == "of its 1,000,000,000,000 samples 300 count"
+    assert told.text() == "of its 1,000,000,000,000 samples 200 count"
     # Samples do not matter for other weights.
     uniform = AggregationPolicy(weights="uniform")
     assert limited_update(update, limits, OLD, uniform)[0].samples == 10**12
@@ -196,7 +196,7 @@ def test_samples_are_capped_by_kind() -> None:
 
 def test_a_majority_of_one_kind_cannot_raise_its_cap_without_end() -> None:
     claims = [*(claim("full", 100) for _ in range(9)), *(claim("x", 10**12) for _ in range(3))]
-    assert Reference().completed(claims).most_samples("x") == 900
+    assert Reference().completed(claims).most_samples("x") == 600
 
 
 def test_the_reference_moves_half_of_the_way() -> None:
