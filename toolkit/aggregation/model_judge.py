@@ -144,18 +144,23 @@ def harmful(
     """Find few updates to leave out for a good model; empty if they would not be few.
 
     Args:
-        updates: All updates. Updates that may be harmful together should be neighbours.
+        updates: All updates, the most suspicious first. Updates that may be harmful together
+            should be neighbours.
         is_good: Whether the model is good if these updates are left out.
         stalled: Give up if the model is not good without one half or the other.
     """
     if len(updates) < LEAST_UPDATES:
         return []
     good, middle = cache(is_good), len(updates) // 2
+    most = int((STALL_SHARE if stalled else 0.5) * len(updates))
+    # Leaving out many updates may spoil a model, too. So the first few are tried alone before.
+    for size in (2**n for n in range(most.bit_length())):
+        if good(frozenset(updates[:size])):
+            return _needed(list(updates[:size]), frozenset(), good)
     if stalled and not any(good(frozenset(half)) for half in (updates[:middle], updates[middle:])):
         return []
     found = _needed(list(updates), frozenset(), good)
-    few = len(found) <= (STALL_SHARE if stalled else 0.5) * len(updates)
-    return found if few and good(frozenset(found)) else []
+    return found if len(found) <= most and good(frozenset(found)) else []
 
 
 def _needed(
