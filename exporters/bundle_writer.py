@@ -71,7 +71,6 @@ def bundle_files(
         files |= {form_file(graph.file, name): form.data for name, form in graph.forms.items()}
     if program.output is None:  # otherwise the graph holds the weights
         files[WEIGHTS] = save(stored)
-    batch = program.largest_batch
     manifest = Manifest(
         version=FORMAT_VERSION,
         submodel=program.submodel,
@@ -88,7 +87,7 @@ def bundle_files(
                 graph=graphs[s.name].file,
                 inputs=tuple(port for port in s.inputs if port.name not in held),
                 outputs=s.outputs,
-                peak_bytes=peak_bytes(graphs[s.name], batch),
+                peak_bytes=peak_bytes(graphs[s.name], program.batch_of(s.name)),
                 winograd_peak_bytes=winograd_peak_bytes(graphs[s.name]),
                 in_place=graphs[s.name].in_place,
             )

@@ -40,12 +40,12 @@ def with_constants(
     Returns:
         The graphs to deploy, by signature name.
     """
-    alone, batch = read_alone(program), program.largest_batch
+    alone = read_alone(program)
     deployed = dict(graphs)
     for name, graph in graphs.items():
         if graph.runtime == "onnx" and alone[name]:
             held = holding(graph, {p.name: values[str(p.state)] for p in alone[name]}, program.int8)
-            deployed[name] = replace(held, figures=figures_of(held, batch))
+            deployed[name] = replace(held, figures=figures_of(held, program.batch_of(name)))
     return deployed
 
 

@@ -340,7 +340,7 @@ def with_forms(
     return {
         name: graph
         if graph.runtime == "onnx" and constants[name]
-        else completed(graph, program.largest_batch, store)
+        else completed(graph, program.batch_of(name), store)
         for name, graph in graphs.items()
     }
 

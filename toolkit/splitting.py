@@ -6,10 +6,11 @@ from pathlib import Path
 
 from torch import nn
 
+from device_agent.formats.manifest import Train
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.program import with_recomputation
 from exporters.programs.source_lines import first_line
-from profiles.errors import EdgeTailorError, ModelError
+from profiles.errors import EdgeTailorError, ModelError, SpecError
 from profiles.project_urls import issues_url
 from toolkit.families import check_spec, family_named
 from toolkit.submodels.class_rows import mark_class_rows
@@ -76,6 +77,16 @@ def split(
             line=frame.lineno,
             issues_url=issues_url(),
         ) from error
+    trains = [i for i in submodel.program.schedule if isinstance(i, Train)]
+    if training is not None and training.is_private and any(i.privacy is None for i in trains):
+        raise SpecError(
+            "{spec}: the family {family} does not go with sample_clip. Its training has several "
+            "stages or a personal model, which depend on samples without noise. Use full, width, "
+            "depth or low-rank.",
+            code="spec.not-private",
+            spec=str(parsed),
+            family=parsed.family,
+        )
     word = recomputed(parsed)
     if word in MOST_WORK:
         program = with_recomputation(submodel.program, MOST_WORK[word])

@@ -8,6 +8,7 @@ files/                 files of the current bundle by SHA-256, each downloaded o
 bundle/  update/       the current bundle and the update trained from it
 attempts.json          number of failed trainings in a row (see training_attempts.py)
 rounds.log             what the device has done in its rounds (see round_log.py)
+privacy.json           the privacy that the device's samples have spent (see spent_privacy.py)
 personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
 secure-sums            exists if the federation has used secure sums: then updates are never sent.
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|forms\.json|release(-attempts)?\.json|rounds\.log|personal\.safetensors)\.\w+"
+    r"|forms\.json|privacy\.json|release(-attempts)?\.json|rounds\.log|personal\.safetensors)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
@@ -154,6 +155,7 @@ class DeviceState(StateFolder):
             keep_personal: Keep the personal model.
         """
         self._remove_round_files(keep_personal)
+        self.privacy.unlink(missing_ok=True)
         self._remove_unfinished()
         # The identity goes last: if the process is killed before, `leave` can be repeated.
         for path in (self.replacing_key, self.key, self._identity):

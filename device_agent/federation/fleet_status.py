@@ -9,6 +9,7 @@ from device_agent.federation.identity.state_folder import Identity, StateFolder
 from device_agent.federation.identity.valid_secret import with_valid_secret
 from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.round_log import last_lines
+from device_agent.federation.spent_privacy import spent_text
 from device_agent.formats.class_counts import worst_class_text
 from device_agent.formats.protocol.fleet import (
     ABSENT,
@@ -50,10 +51,16 @@ def fleet_status(state: Path) -> Status:
 
 
 def own_lines(state: Path) -> list[str]:
-    """The release of the device in the folder `state`, and the last lines of its log."""
+    """The last lines of the log of the device in the folder `state`, its privacy and its release.
+
+    Raises InputError if the spent privacy cannot be read.
+    """
     log = StateFolder(state).log
     kept = last_lines(log, OWN_LINES)
     lines = [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
+    spent = spent_text(StateFolder(state).privacy)
+    if spent is not None:
+        lines.append(f"the samples of this device have spent {spent}")
     current = DeviceReleases(state).read().current
     if current is not None:
         about = f"release {current.number}, the model after round {current.round}"

@@ -25,6 +25,7 @@ from device_agent.federation.releases.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.secure_sending import SecureSending
+from device_agent.federation.spent_privacy import add_spent
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.stop_report import BY_OWNER, stop_report, without_folders
 from device_agent.federation.training_attempts import (
@@ -375,6 +376,7 @@ class _Rounds:
                 options=options,
                 personal=self._folder.personal(),
                 keep=self._folder.keep_personal,
+                spend=partial(add_spent, self._folder.privacy),
                 on_epoch=self._on_epoch,
                 on_batch=self._on_batch,
                 profiled=True,

@@ -86,6 +86,8 @@ class Port(Struct, frozen=True, kw_only=True):
     - `classes`: 1 for every class that occurs in the device's samples, 0 for the others.
     - `scalar`: a number that the schedule gives.
     - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
+    - `gradient`: as an output, the gradient of one sample; as an input, the noised mean of these
+      gradients. An input has the name of the output that it belongs to.
     - `state`: the tensor whose name is in `state`.
     - `metric`: a number to report.
 
@@ -101,7 +103,7 @@ class Port(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Literal["samples", "labels", "classes", "scalar", "seed", "state", "metric"]
+    kind: Literal["samples", "labels", "classes", "scalar", "seed", "gradient", "state", "metric"]
     dtype: Dtype
     shape: tuple[Count | None, ...]
     state: str | None = None
@@ -200,17 +202,37 @@ class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field=
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """Run `signature` `times` times on one batch. `inputs` are its scalar inputs by name."""
+    """Run `signature` `times` times on one batch. `inputs` are its scalar inputs by name.
+
+    With `each_sample` it runs on each sample of the batch alone. Other steps leave it out, because
+    older agents refuse fields that they do not know.
+    """
 
     signature: str
     inputs: dict[str, float]
     times: AtLeastOne = 1
+    each_sample: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class SamplePrivacy(Struct, frozen=True, kw_only=True):
+    """Differential privacy for the samples of a device (DP-SGD, Abadi et al. 2016).
+
+    The gradient of each sample is clipped to the L2 norm `clip`, over all its tensors. The sum over
+    a batch gets Gaussian noise with the standard deviation `noise_multiplier` * `clip`, and is
+    divided by `batch_size`. Each sample is in a batch with the same probability, independently of
+    the others. Devices tell their owners epsilon for `delta`.
+    """
+
+    clip: Annotated[float, Meta(gt=0)]
+    noise_multiplier: Annotated[float, Meta(gt=0)]
+    delta: Annotated[float, Meta(gt=0, lt=1)]
 
 
 class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do", omit_defaults=True):
     """Train `epochs` epochs on shuffled batches of `source`; run all `steps` on each batch.
 
-    With `batches` the training ends after this number of batches, even within an epoch.
+    With `batches` the training ends after this number of batches, even within an epoch. With
+    `privacy` the batches are random, and steps get the gradients of samples only with noise.
     """
 
     source: str
@@ -218,6 +240,7 @@ class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do", omit
     batch_size: AtLeastOne
     steps: Annotated[tuple[Step, ...], Meta(min_length=1)]
     batches: AtLeastOne | None = None
+    privacy: SamplePrivacy | None = None
 
 
 Instruction = Record | Initialise | Train

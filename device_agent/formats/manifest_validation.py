@@ -29,6 +29,7 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.packing import LARGEST_ID, packed_size
+from device_agent.formats.private_schedule import keeps_privacy
 from profiles.errors import BundleError
 
 REPAIR = "Copy or export the bundle again."
@@ -44,7 +45,7 @@ def check_consistent(manifest: Manifest, origin: Path) -> None:
     """Raise BundleError for the first contradiction in the manifest of the file `origin`."""
     # The order matters: `_training` looks up signatures after `_schedule` has checked they exist.
     train_or_predict = _training if manifest.output is UNSET else _prediction
-    for check in (_files, _tensors, _ports, _schedule, train_or_predict, _preprocessing):
+    for check in (_files, _tensors, _ports, _schedule, train_or_predict, _private, _preprocessing):
         for error in check(manifest, origin):
             raise error
 
@@ -308,6 +309,20 @@ def _training(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
                 origin=origin,
                 repair=REPAIR,
             )
+
+
+def _private(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
+    """Yield an error if a sample could reach the update without being clipped and noised."""
+    if not keeps_privacy(manifest):
+        yield BundleError(
+            "{origin} has `privacy`, gradients or a step for each sample. Then its schedule must "
+            "have a single instruction, with `privacy` and at least two steps. The first runs on "
+            "each sample and returns only the loss and gradients; the others read only these "
+            "gradients, numbers and tensors. {repair}",
+            code="bundle.not-private",
+            origin=origin,
+            repair=REPAIR,
+        )
 
 
 def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:

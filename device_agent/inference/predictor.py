@@ -205,7 +205,7 @@ class Predictor:
         )
         # Activations between stages take memory. Only stages that open again for each group need
         # a group of several batches.
-        batch = batch_of(manifest)
+        batch = batch_of(manifest, PREDICT)
         group = batch if self._keeps_open else group_of(manifest, self._stages)
         parts = []
         with self._lock:
@@ -398,7 +398,7 @@ def group_of(manifest: Manifest, names: Sequence[str]) -> int:
     already exceeds this, the group is one batch.
     """
     largest = max(size_of(manifest.signatures[name].outputs[0], 1) for name in names)
-    return max(batch_of(manifest), min(CHUNK, PIECE_BYTES // 2 // max(1, largest)))
+    return max(batch_of(manifest, PREDICT), min(CHUNK, PIECE_BYTES // 2 // max(1, largest)))
 
 
 def stages(manifest: Manifest) -> Sequence[str]:

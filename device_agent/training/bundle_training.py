@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data, name_of
-from device_agent.formats.bundle import Bundle, open_bundle
+from device_agent.formats.bundle import Bundle, open_bundle, training_of
 from device_agent.formats.evaluation_counts import Judgement, LocalEvaluation, check_counts
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
@@ -19,6 +19,7 @@ from device_agent.formats.manifest import FileEntry, Train, uploaded
 from device_agent.formats.packing import sample_parts
 from device_agent.formats.protocol.rounds import InputSummary
 from device_agent.formats.update import UpdateRecord, check_place, check_trained, write_update
+from device_agent.privacy.sample_accountant import SampleSteps, sampling_probability
 from device_agent.runtime.runtime_choice import runtime_of
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 KeepPersonal = Callable[[Mapping[str, np.ndarray]], object]
 """A function that stores the new personal tensors, with the statistics of the same training. It is
 called before the update is written, and again if the process was killed in between."""
+Spend = Callable[[SampleSteps, float], object]
+"""A function that counts the private steps of a training, with the delta of the bundle. It is
+called as `KeepPersonal` is. So a kill may count steps twice, and never leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ def forget(personal: Mapping[str, np.ndarray]) -> None:
     """Do not store the personal tensors."""
 
 
+def not_counted(steps: SampleSteps, delta: float) -> None:
+    """Do not count the private steps."""
+
+
 def train_bundle(
     folder: str | Path,
     data: Data,
@@ -64,6 +72,7 @@ def train_bundle(
     *,
     personal: Mapping[str, np.ndarray] | None = None,
     keep: KeepPersonal = forget,
+    spend: Spend = not_counted,
     on_epoch: OnEpoch = ignore_epoch,
     on_batch: OnBatch = at_once,
     force: bool = False,
@@ -75,7 +84,8 @@ def train_bundle(
     """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
     If the process is killed, the same call continues from the last checkpoint. With one thread and
-    the same seed, the update is bit-identical, even if the process was killed in between.
+    the same seed, the update is bit-identical, even if the process was killed in between. With
+    differential privacy for samples it is not: batches and noise are new each time.
 
     Args:
         folder: The bundle.
@@ -84,12 +94,14 @@ def train_bundle(
         options: Threads, seed, validation, memory limit and the federation's evaluation.
         personal: Personal tensors of earlier rounds, by name.
         keep: Stores the new personal tensors; see `KeepPersonal`.
+        spend: Counts the steps with differential privacy for samples; see `Spend`.
         on_epoch: Called after each epoch.
         on_batch: Called before each batch. The training waits until it returns.
         force: Replace an update that is in `out`.
         profiled: Add time and memory of this training to the update's record. Times differ between
             runs, so the record is then not reproducible.
-        summarized: Add a coarse summary of the inputs to the update's record.
+        summarized: Add a coarse summary of the inputs to the update's record, unless the bundle
+            promises privacy for samples.
         idle: Memory that this process used before its first training (default: the present use).
         form_checks: The file with the results of form checks (default: a file of this user).
 
@@ -137,7 +149,9 @@ def train_bundle(
                 profile = None
                 if measured is not None:
                     profile = measured.finish(checked.bundle, options.threads, run.batch_seconds)
-                inputs = summary_of(local.x, local.samples) if summarized else None
+                told = summarized and training_of(checked.bundle).privacy is None
+                inputs = summary_of(local.x, local.samples) if told else None
+                spend_privacy(run, spend)
                 return finish(run, out, force or written_before, keep, profile, inputs)
 
 
@@ -164,7 +178,8 @@ def judge_bundle(
         idle: Memory that this process used before its first training (default: the present use).
 
     Returns:
-        The counts; None if the device has too few samples to keep some apart.
+        The counts; None if the device has too few samples to keep some apart, or if the bundle
+        promises differential privacy for samples, because counts have no noise.
 
     Raises:
         BundleError: The bundle cannot be used.
@@ -180,7 +195,7 @@ def judge_bundle(
         with working_folder(scratch_for) as scratch:
             local = local_data(plan.bundle, data, scratch / UNPACKED)
             apart = held_out_for(len(local), options)
-            if not len(apart):
+            if not len(apart) or training_of(plan.bundle).privacy is not None:
                 return None
             run = ScheduleRun(
                 plan.bundle,
@@ -327,6 +342,16 @@ def finish(
         run.save_checkpoint()
     keep(kept | statistics(run) if kept else kept)
     return Trained(write_update(out, record, tensors, force, run.scratch), kept)
+
+
+def spend_privacy(run: ScheduleRun, spend: Spend) -> None:
+    """Count the steps of a finished run, if its samples have differential privacy."""
+    instruction = training_of(run.bundle)
+    if (terms := instruction.privacy) is None:
+        return
+    probability = sampling_probability(len(run.trained), instruction.batch_size)
+    steps = SampleSteps(probability, terms.noise_multiplier, run.position.steps)
+    spend(steps, terms.delta)
 
 
 def trained_update(

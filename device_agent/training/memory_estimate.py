@@ -33,13 +33,15 @@ def concurrent_peak_bytes(
     opened = memory_together(manifest, names)
     if opened is None:
         return None
-    session, batch = session_bytes(manifest), batch_of(manifest)
+    session = session_bytes(manifest)
     sizes = {e.name: size(e.shape, e.dtype) for e in manifest.tensors}
     state = {name: sizes[name] for name in kept}
     replaced: set[str] = set()
-    for signature in (manifest.signatures[name] for name in names):
+    for name in names:
+        signature, batch = manifest.signatures[name], batch_of(manifest, name)
         read = {str(p.state): size_of(p, batch) for p in signature.inputs if p.kind == "state"}
-        state |= read
+        gradients = (p for p in (*signature.inputs, *signature.outputs) if p.kind == "gradient")
+        state |= read | {p.name: size_of(p, batch) for p in gradients}
         replaced |= read.keys() & {str(port.state) for port in signature.outputs}
     # A personal model that is only read is not replaced, so there is no second copy of it.
     personal = replaced & {e.name for e in manifest.tensors if e.role == "personal"}
@@ -51,14 +53,14 @@ def memory_together(manifest: Manifest, names: Sequence[str]) -> list[SignatureM
 
     Returns None if the manifest lacks the predicted peak of a signature.
     """
-    session, batch = session_bytes(manifest), batch_of(manifest)
+    session = session_bytes(manifest)
     memories = []
     for name in names:
-        signature = manifest.signatures[name]
+        signature, batch = manifest.signatures[name], batch_of(manifest, name)
         if signature.peak_bytes is None:
             return None
         inputs = sum(size_of(port, batch) for port in signature.inputs)
-        state = sum(size_of(port, batch) for port in signature.inputs if port.kind == "state")
+        state = sum(size_of(port, batch) for port in signature.inputs if is_kept(port))
         new = (port for port in signature.outputs if port.name not in signature.in_place)
         outputs = sum(size_of(port, batch) for port in new)
         kept = kept_of_peak(signature.peak_bytes, inputs, outputs, session)
@@ -136,8 +138,19 @@ def open_at_once(manifest: Manifest) -> int:
     return max((len({step.signature for step in i.steps}) for i in trains), default=1)
 
 
-def batch_of(manifest: Manifest) -> int:
-    """The batch size for which peaks are predicted: the largest in the schedule."""
+def is_kept(port: Port) -> bool:
+    """Whether the input `port` is in memory all the time: device state, or sums of gradients."""
+    return port.kind in ("state", "gradient")
+
+
+def batch_of(manifest: Manifest, signature: str) -> int:
+    """The batch size for which the peak of `signature` is predicted: the largest in the schedule.
+
+    It is 1 for a signature that runs on single samples.
+    """
+    steps = (s for i in manifest.schedule if isinstance(i, Train) for s in i.steps)
+    if any(s.signature == signature and s.each_sample is True for s in steps):
+        return 1
     return max((i.batch_size for i in manifest.schedule if isinstance(i, Train)), default=1)
 
 

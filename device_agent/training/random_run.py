@@ -116,7 +116,8 @@ def random_run(
         for entry in bundle.manifest.tensors
         if entry.role == "personal"
     }
-    run = ScheduleRun(bundle, local, scratch, TrainingOptions(threads=threads), personal)
+    options, noise = TrainingOptions(threads=threads), np.random.default_rng(2).bytes
+    run = ScheduleRun(bundle, local, scratch, options, personal, random_bytes=noise)
     for name in recordings:
         run.recordings[name] = recording = run.open_recording(name, 0)
         shape = (len(local), *run.recorded_shape(name))

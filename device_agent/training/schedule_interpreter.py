@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from device_agent.formats.evaluation_counts import DIVERGED, EvaluationCounts
-from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Train
+from device_agent.formats.manifest import LOSS, SAMPLES, Initialise, Record, Step, Train
 from device_agent.log_format import fields
+from device_agent.privacy.sample_accountant import sampling_probability
+from device_agent.privacy.sample_gradients import add_clipped, poisson_batch, to_noised_mean
 from device_agent.runtime.runtime_choice import Session
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import batches
@@ -151,9 +153,11 @@ class ScheduleRun(ResumableRun):
         """Run the remaining epochs of a training.
 
         For a federated evaluation, the received model is evaluated before the training, and the
-        trained model after it.
+        trained model after it. Counts have no noise, so a training with differential privacy for
+        samples has no such evaluation.
         """
-        request = self.options.evaluation if len(self.held_out) else None
+        private = instruction.privacy is not None
+        request = self.options.evaluation if len(self.held_out) and not private else None
         if request is not None and self.position.before is None:
             self.position.before = self.judge_received(instruction)
         sessions: dict[str, Session] = {}
@@ -222,11 +226,16 @@ class ScheduleRun(ResumableRun):
         parts = batches(len(self.trained), instruction.batch_size, order)
         if instruction.batches is not None:
             parts = parts[: instruction.batches - self.position.epoch * len(parts)]
-        for indices in parts[self.position.batch :]:
+        for part in parts[self.position.batch :]:
             if not self.has_time():
                 break
             self.on_batch()
             begun = time.perf_counter()
+            indices = part
+            if instruction.privacy is not None:
+                # Not by the seed: who knows the batches can subtract more from the noised sums.
+                probability = sampling_probability(len(self.trained), instruction.batch_size)
+                indices = poisson_batch(len(self.trained), probability, self.random_bytes)
             losses = self.train_batch(instruction, sessions, self.trained[indices])
             self.batch_seconds.append(time.perf_counter() - begun)
             self.spend(self.batch_seconds[-1])
@@ -242,8 +251,8 @@ class ScheduleRun(ResumableRun):
                 self.save_checkpoint()
         if self.position.epoch == 0 and self.position.batch < len(parts):
             self.position.samples = sum(map(len, parts[: self.position.batch]))
-        count = self.position.loss_count
-        self.position.losses.append(self.position.loss_sum / count if count else math.nan)
+        count, empty = self.position.loss_count, 0.0 if instruction.privacy else math.nan
+        self.position.losses.append(self.position.loss_sum / count if count else empty)
         self.position.loss_sum, self.position.loss_count = 0.0, 0
         self.position.epoch, self.position.batch = self.position.epoch + 1, 0
 
@@ -277,6 +286,9 @@ class ScheduleRun(ResumableRun):
         """Run all steps on the samples `indices`, and return the losses that they report."""
         losses = []
         for step in instruction.steps:
+            if instruction.privacy is not None and step.each_sample is True:
+                losses += self.private_gradients(instruction, step, sessions, indices)
+                continue
             signature = self.bundle.manifest.signatures[step.signature]
             for _ in range(step.times):
                 feeds = self.feeds(signature, instruction.source, indices, step.inputs)
@@ -285,4 +297,31 @@ class ScheduleRun(ResumableRun):
                 if LOSS in results:
                     losses.append(float(results[LOSS]))
         self.position.steps += 1
+        return losses
+
+    def private_gradients(
+        self,
+        instruction: Train,
+        step: Step,
+        sessions: Mapping[str, Session],
+        indices: np.ndarray,
+    ) -> list[float]:
+        """Compute the noised mean gradient of the samples `indices`. Returns their losses.
+
+        Clipping and noise are not part of the graph, so the owner need not trust the bundle.
+        """
+        assert instruction.privacy is not None
+        signature, losses = self.bundle.manifest.signatures[step.signature], []
+        ports = [port for port in signature.outputs if port.kind == "gradient"]
+        sums = {port.name: self.gradient(port) for port in ports}
+        for total in sums.values():
+            total[...] = 0.0
+        for number in range(len(indices)):
+            sample = indices[number : number + 1]
+            feeds = self.feeds(signature, instruction.source, sample, step.inputs)
+            results = sessions[step.signature].run(feeds)
+            losses.append(float(results.pop(LOSS)))
+            add_clipped(sums, results, instruction.privacy.clip)
+            del results  # before the next gradients are in memory
+        to_noised_mean(sums, instruction.privacy, instruction.batch_size, self.random_bytes)
         return losses

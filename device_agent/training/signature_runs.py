@@ -24,6 +24,7 @@ from device_agent.formats.manifest import (
     Train,
 )
 from device_agent.formats.manifest_validation import REPAIR
+from device_agent.privacy.gaussian_noise import RandomBytes, secure_bytes
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.training.activation_cache import Recording
 from device_agent.training.batching import batches, classes_in
@@ -77,9 +78,11 @@ class SignatureRuns:
         personal: Personal tensors of an earlier round, by name.
         held_out: Indices of the samples that are only evaluated.
         on_batch: Called before each batch.
+        random_bytes: Where the noise and the batches of differential privacy come from.
         state: The tensors that the open signatures read and replace, by name.
         recordings: Recorded activations, by their names in the schedule.
         dropout: Generator of the seeds for signatures with dropout.
+        gradients: The noised gradients of a batch, by port name.
     """
 
     bundle: Bundle
@@ -89,9 +92,11 @@ class SignatureRuns:
     personal: dict[str, np.ndarray]
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), kw_only=True)
     on_batch: OnBatch = field(default=at_once, kw_only=True)
+    random_bytes: RandomBytes = field(default=secure_bytes, kw_only=True)
     state: dict[str, np.ndarray] = field(default_factory=dict, init=False)
     recordings: dict[str, Recording] = field(default_factory=dict, init=False)
     dropout: np.random.Generator = field(init=False)
+    gradients: dict[str, np.ndarray] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         # This generator is not used for the sample order, so models with and without dropout see
@@ -177,8 +182,17 @@ class SignatureRuns:
                 return np.asarray(scalars[port.name], np.float32)
             case "seed":
                 return np.asarray(self.dropout.integers(2**31 - 1), np.int64)
+            case "gradient":
+                return self.gradient(port)
             case _:
                 return self.state[str(port.state)]
+
+    def gradient(self, port: Port) -> np.ndarray:
+        """The noised gradient for `port`; zeros before the first batch."""
+        if port.name not in self.gradients:
+            shape = [size for size in port.shape if size is not None]
+            self.gradients[port.name] = np.zeros(shape, np.float32)
+        return self.gradients[port.name]
 
     @cached_property
     def trained_classes(self) -> np.ndarray:

@@ -157,6 +157,25 @@ def takes_numbers(loss: str) -> bool:
     return isinstance(parsed, BuiltIn) and parsed.numbers
 
 
+def mixes_samples(loss: str) -> str | None:
+    """Name a part of a loss that depends on other samples of the batch; None if there is none.
+
+    The weights of classes are relative to those of the other samples. An own loss is not known.
+
+    Examples:
+        >>> mixes_samples("contrastive"), mixes_samples("mse")
+        ('contrastive', None)
+    """
+    parsed = parse(loss)
+    heads = parsed if isinstance(parsed, tuple) else (parsed,)
+    for one in (head.loss if isinstance(head, Head) else head for head in heads):
+        if isinstance(one, BuiltIn) and one.name == "contrastive":
+            return one.name
+        if isinstance(one, BuiltIn) and one.name == "cross-entropy" and one.option("weights"):
+            return "cross-entropy with `weights`"
+    return None
+
+
 def _head(text: str, words: Sequence[str]) -> Head:
     output, equals, name = (word.strip() for word in words[0].partition("="))
     if not (equals and output):

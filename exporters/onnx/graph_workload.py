@@ -37,7 +37,7 @@ def signature_work(
     state = sum(
         math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
         for port in signature.inputs
-        if port.kind == "state"
+        if port.kind in ("state", "gradient")
     )
     sized = SizedGraph(graph or to_onnx(signature), batch)
     work = graph_work(sized, signature.name, state, times)

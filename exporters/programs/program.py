@@ -116,8 +116,8 @@ class ProgramSignature:
 
     @property
     def trains(self) -> bool:
-        """Whether the signature returns new values of state that it reads."""
-        return bool(self.replacing)
+        """Whether the signature returns gradients, or new values of state that it reads."""
+        return bool(self.replacing) or any(port.kind == "gradient" for port in self.outputs)
 
     @property
     def replacing(self) -> tuple[str, ...]:
@@ -177,6 +177,12 @@ class Program:
         """The largest batch size in the schedule, which determines the memory; at least 1."""
         return max((i.batch_size for i in self.schedule if isinstance(i, Train)), default=1)
 
+    def batch_of(self, signature: str) -> int:
+        """The largest batch on which the schedule runs `signature`; 1 for single samples."""
+        steps = (s for i in self.schedule if isinstance(i, Train) for s in i.steps)
+        single = any(s.signature == signature and s.each_sample is True for s in steps)
+        return 1 if single else self.largest_batch
+
 
 def with_recomputation(program: Program, most_work: float | None) -> Program:
     """Return `program` with training steps that compute activations again; see `Recomputation`.
@@ -185,9 +191,16 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
     activations are chosen for `COMMON_BATCH` samples instead, so that one graph serves schedules
     with different batch sizes.
     """
-    batch = program.largest_batch if most_work is None else COMMON_BATCH
-    again = Recomputation(batch, most_work)
-    signatures = tuple(replace(s, recompute=again) if s.trains else s for s in program.signatures)
+
+    def again(name: str) -> Recomputation:
+        batch = program.batch_of(name)
+        if most_work is not None and batch > 1:
+            batch = COMMON_BATCH
+        return Recomputation(batch, most_work)
+
+    signatures = tuple(
+        replace(s, recompute=again(s.name)) if s.trains else s for s in program.signatures
+    )
     return replace(program, signatures=signatures)
 
 
@@ -286,6 +299,13 @@ def seed_port() -> Port:
 def metric_port(name: str) -> Port:
     """Port for a number that the device reports, for example the loss."""
     return Port(name=name, kind="metric", dtype="float32", shape=())
+
+
+def gradient_port(entry: TensorEntry) -> Port:
+    """Port for the gradient of the parameter `entry`."""
+    return Port(
+        name=f"gradient:{entry.name}", kind="gradient", dtype=entry.dtype, shape=entry.shape
+    )
 
 
 def state_in(entry: TensorEntry) -> Port:

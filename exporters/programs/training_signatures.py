@@ -5,7 +5,8 @@ Each signature runs a recorded graph and replaces its tensors by tensors of the 
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import PREDICT, Dtype, Port, TensorEntry
-from exporters.programs.augmentation import fitting
+from exporters.programs.augmentation import Augmentation, fitting
 from exporters.programs.augmented_samples import augmented
 from exporters.programs.dropout import SeededDropout, has_dropout
 from exporters.programs.losses import Objective
@@ -135,52 +136,104 @@ def train_signature(
     """
     kept = optimizer.state(parameters)
     written = (*parameters, *kept, *buffers)
-    mask = class_mask(graph, target) if masked else None
-    plain = sample_dtype(graph) == "float32" and not parts_of_input(graph)
-    whole = any(interval.whole for interval in range_of_input(graph))
-    augmentations = fitting(augment, sample_shape, plain, whole)
-    drops = has_dropout(graph)
-    random = seed_port() if drops or augmentations else None
+    loss = BatchLoss(
+        graph, sample_shape, buffers, penalty, reads, names, target, masked, tuple(augment)
+    )
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
-        seed = None if random is None else feeds[random.name]
-        x = feeds["x"] if seed is None else augmented(feeds["x"], augmentations, seed)
-
-        def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            # The graph writes into the buffers that it reads. torch.func only lets a function write
-            # into tensors that the function made, so these copies are made here.
-            statistics = {b.name: feeds[b.name].clone() for b in buffers}
-            fixed = {e.name: feeds[e.name].clone() for e in reads if e.role == "frozen"}
-            fixed |= {e.name: feeds[e.name] for e in reads if e.role != "frozen"}
-            dropping = nullcontext() if seed is None or not drops else SeededDropout(seed)
-            with dropping:
-                logits = run(graph, {**fixed, **trained, **statistics}, x, names)
-            # The mask makes logits of absent classes zero; they get no gradient.
-            value = target.loss(logits if mask is None else logits * feeds[mask.name], feeds["y"])
-            total = value if penalty is None else value + penalty({**fixed, **trained})
-            scaled = total * feeds["rate"] if optimizer.scaled else total
-            return scaled, (value, statistics)
-
-        # The step follows the gradient of the total, but reports only the loss (`has_aux`).
         current = select(feeds, parameters)
-        gradients, (_, (value, statistics)) = grad_and_value(minimized, has_aux=True)(current)
+        rate = feeds["rate"] if optimizer.scaled else None
+        gradients, value, statistics = loss.gradients(feeds, current, rate)
         new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
         results = {f"{key}+": tensor for key, tensor in {**new, **statistics}.items()}
         return {"loss": value, **results}
 
-    inputs = [
-        graph_samples(graph, sample_shape),
-        labels_port(target.labels),
-        scalar_port("rate"),
-    ]
-    inputs += [port for port in (mask, random) if port is not None]
+    x, y, *others = loss.inputs
     return ProgramSignature(
         name=name,
-        inputs=(*inputs, *map(state_in, (*written, *reads))),
+        inputs=(x, y, scalar_port("rate"), *others, *map(state_in, (*written, *reads))),
         outputs=(metric_port("loss"), *map(state_out, written)),
         function=step,
         source=graph,
     )
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """The loss of a training step on a batch, and its gradients. Attributes: `train_signature`."""
+
+    graph: GraphModule
+    sample_shape: tuple[int, ...]
+    buffers: Sequence[TensorEntry]
+    penalty: Penalty | None
+    reads: Sequence[TensorEntry]
+    names: Names
+    target: Objective
+    masked: bool
+    augment: tuple[str, ...]
+
+    @cached_property
+    def mask(self) -> Port | None:
+        """The port for the classes that occur in the device's samples, if the loss needs them."""
+        return class_mask(self.graph, self.target) if self.masked else None
+
+    @cached_property
+    def augmentations(self) -> tuple[Augmentation, ...]:
+        """The random changes of the samples."""
+        plain = sample_dtype(self.graph) == "float32" and not parts_of_input(self.graph)
+        whole = any(interval.whole for interval in range_of_input(self.graph))
+        return fitting(self.augment, self.sample_shape, plain, whole)
+
+    @cached_property
+    def drops(self) -> bool:
+        """Whether the graph has dropout."""
+        return has_dropout(self.graph)
+
+    @cached_property
+    def random(self) -> Port | None:
+        """The port for the seed, if the step draws random numbers."""
+        return seed_port() if self.drops or self.augmentations else None
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The ports for samples, labels, classes and seed."""
+        given = (self.mask, self.random)
+        return (
+            graph_samples(self.graph, self.sample_shape),
+            labels_port(self.target.labels),
+            *(port for port in given if port is not None),
+        )
+
+    def gradients(
+        self, feeds: Tensors, current: Tensors, rate: Tensor | None = None
+    ) -> tuple[Tensors, Tensor, Tensors]:
+        """The gradients of loss + penalty, times `rate` if it is given; the loss; the new buffers.
+
+        `current` are the parameters with gradients. `feeds` holds everything else that is read.
+        """
+        random, mask = self.random, self.mask
+        seed = None if random is None else feeds[random.name]
+        x = feeds["x"] if seed is None else augmented(feeds["x"], self.augmentations, seed)
+
+        def minimized(trained: Mapping[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+            # The graph writes into the buffers that it reads. torch.func only lets a function write
+            # into tensors that the function made, so these copies are made here.
+            statistics = {b.name: feeds[b.name].clone() for b in self.buffers}
+            fixed = {e.name: feeds[e.name].clone() for e in self.reads if e.role == "frozen"}
+            fixed |= {e.name: feeds[e.name] for e in self.reads if e.role != "frozen"}
+            dropping = nullcontext() if seed is None or not self.drops else SeededDropout(seed)
+            with dropping:
+                logits = run(self.graph, {**fixed, **trained, **statistics}, x, self.names)
+            # The mask makes logits of absent classes zero; they get no gradient.
+            value = self.target.loss(
+                logits if mask is None else logits * feeds[mask.name], feeds["y"]
+            )
+            total = value if self.penalty is None else value + self.penalty({**fixed, **trained})
+            return total if rate is None else total * rate, (value, statistics)
+
+        # The gradients are of the total, but only the loss is reported (`has_aux`).
+        gradients, (_, (value, statistics)) = grad_and_value(minimized, has_aux=True)(current)
+        return gradients, value, statistics
 
 
 def class_mask(graph: GraphModule, target: Objective) -> Port | None:

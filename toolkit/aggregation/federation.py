@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from device_agent.formats.preprocessing import Preprocessing
+from device_agent.privacy.gaussian_noise import RandomBytes, gaussian, secure_bytes
 from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, with_forms
@@ -33,7 +34,6 @@ from toolkit.aggregation.limits.update_limits import figures, within_limits
 from toolkit.aggregation.limits.update_scales import scales
 from toolkit.aggregation.privacy.budget import RoundNoise
 from toolkit.aggregation.privacy.clipped_changes import add_clipped
-from toolkit.aggregation.privacy.gaussian_noise import RandomBytes, gaussian, secure_bytes
 from toolkit.aggregation.privacy.noised_model import expected_devices, noised_model
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, limit_statistics
 from toolkit.aggregation.running_aggregation import Aggregation

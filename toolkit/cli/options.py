@@ -198,6 +198,17 @@ class TrainingOptions:
         "shift:4, noise:0.1, mask:10:first. Slices train without it.",
         metavar="CHANGE",
     )
+    sample_clip: float | None = option(
+        "Differential privacy for samples: clip the gradient of each sample to this L2 norm.",
+        type=float,
+    )
+    sample_noise: float | None = option(
+        "Standard deviation of the noise in the sum of these gradients, divided by --sample-clip.",
+        type=float,
+    )
+    sample_delta: float = option(
+        "The delta for which devices tell epsilon.", default=TrainingConfig.sample_delta
+    )
 
     def training(self, batch: int) -> TrainingConfig:
         """Make the training config from these options, with `batch` samples in a batch.

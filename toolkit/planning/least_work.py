@@ -42,7 +42,9 @@ def of_signature(
         operations=(Operation(AT_BEST, (int(FEWEST_PRODUCTS * macs),)),) if macs else (),
         nodes=0,
         ports=len(signature.inputs) + len(signature.outputs),
-        state=sum(port_bytes(port, batch) for port in signature.inputs if port.kind == "state"),
+        state=sum(
+            port_bytes(p, batch) for p in signature.inputs if p.kind in ("state", "gradient")
+        ),
         inputs=sum(port_bytes(port, batch) for port in signature.inputs),
         outputs=sum(
             port_bytes(port, batch) for port in signature.outputs if port.name not in replacing

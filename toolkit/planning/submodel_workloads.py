@@ -152,15 +152,16 @@ class Workloads:
 
     def compute(self, submodel: Submodel) -> Known:
         """Compute strength and workload of `submodel`. Raises ExportError if the export fails."""
-        batch = self.training.batch_size
-        signatures = needed_signatures(submodel.program)
+        program = submodel.program
+        signatures = needed_signatures(program)
         # An export of this submodel finds these graphs in the cache.
         graphs = compile_graphs(
-            dataclasses.replace(submodel.program, signatures=signatures),
+            dataclasses.replace(program, signatures=signatures),
             cache=self.cache is not None,
         )
 
         def work(signature: ProgramSignature, times: int) -> SignatureWork:
+            batch = program.batch_of(signature.name)
             return signature_work(signature, batch, times, graphs[signature.name].data)
 
         return self.known(submodel, work)
@@ -172,8 +173,10 @@ class Workloads:
             # Of the steps of a schedule, those with labels run the recorded model.
             forward = any(port.kind == "labels" for port in signature.inputs)
             macs = submodel.counts.macs if forward else 0
-            return least_work.of_signature(signature, self.training.batch_size, times, macs)
+            batch = submodel.program.batch_of(signature.name)
+            return least_work.of_signature(signature, batch, times, macs * batch // full)
 
+        full = submodel.program.largest_batch
         activations = 4 * submodel.counts.activations
         return msgspec.structs.replace(self.known(submodel, work), activations=activations)
 
@@ -184,19 +187,18 @@ class Workloads:
         program = submodel.program
         signatures = {signature.name: signature for signature in program.signatures}
         stages, steps = stages_of(program), steps_of(program)
-        states = {
-            port.state
-            for step in steps
-            for port in signatures[step.signature].inputs
-            if port.kind == "state"
-        }
+        ports = [port for step in steps for port in signatures[step.signature].inputs]
+        states = {port.state for port in ports if port.kind == "state"}
+        sums = [port.shape for port in ports if port.kind == "gradient"]
         table = uploaded(program.tensors)
         return Known(
             submodel=str(submodel.spec),
             strength=strength(str(submodel.spec), table, trainable(from_model(self.model).tensors)),
             work=Workload(
                 recording=tuple(work(signatures[stage.signature], 1) for stage in stages),
-                training=tuple(work(signatures[step.signature], step.times) for step in steps),
+                training=tuple(
+                    work(signatures[step.signature], self.runs_in_batch(step)) for step in steps
+                ),
                 state=state_bytes(
                     {
                         e.name: 4 * element_count(e.shape)
@@ -204,11 +206,16 @@ class Workloads:
                         if e.name in states
                     },
                     {e.name for e in program.tensors if e.role == "personal"},
-                ),
+                )
+                + sum(4 * element_count([size for size in shape if size]) for shape in sums),
                 down=submodel.bytes,
                 up=sum(4 * element_count(e.shape) for e in table),
             ),
         )
+
+    def runs_in_batch(self, step: Step) -> int:
+        """How often a batch runs the signature of `step`."""
+        return self.training.batch_size if step.each_sample is True else step.times
 
 
 def stages_of(program: Program) -> list[Record]:

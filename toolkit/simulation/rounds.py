@@ -11,6 +11,7 @@ import numpy as np
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import DIVERGED
 from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited, SpentPrivacy
+from device_agent.privacy.gaussian_noise import gaussian
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
@@ -18,7 +19,6 @@ from toolkit.aggregation.limits.reference import Reference
 from toolkit.aggregation.model_judge import Bar, Quality
 from toolkit.aggregation.partial_aggregates.partial import decode_partial
 from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
-from toolkit.aggregation.privacy.gaussian_noise import gaussian
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import merge_stale, staleness_weight

@@ -146,7 +146,8 @@ class TorchExecutor:
             UpdateError: The training diverged.
         """
         options = TrainingOptions(seed=seed, validation=validation, evaluation=asked)
-        run = TorchRun(bundle, local, NOWHERE, options, dict(personal))
+        noise = np.random.default_rng([seed, 2]).bytes
+        run = TorchRun(bundle, local, NOWHERE, options, dict(personal), random_bytes=noise)
         with suppress(DataError):
             run.held_out = held_out(len(local), options.held_out)
         run.executor, run.most_batches = self, most_batches

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from device_agent.formats.label_rule import LabelRule
-from exporters.objectives.loss_text import canonical
+from exporters.objectives.loss_text import canonical, mixes_samples
 from exporters.objectives.open_labels import labels_of
 from exporters.programs.augmentation import parse_augmentation
 from profiles.errors import InputError
@@ -67,6 +67,12 @@ class TrainingConfig:
         augment: Random changes of the samples in each training step, such as `flip`, `shift:4`,
             `noise:0.1` or `mask:10:first`. The changes follow from the agent's seed. Slices train
             on recorded activations, which these changes do not affect.
+        sample_clip: Differential privacy for samples (DP-SGD): the gradient of each sample is
+            clipped to this L2 norm, and noise is added. `batch_size` is then the expected size of
+            a batch. See the guide about differential privacy.
+        sample_noise: The standard deviation of this noise in the sum of a batch's gradients,
+            divided by `sample_clip`. Set both or neither.
+        sample_delta: Devices tell their owners epsilon for this delta.
 
     Raises:
         InputError: If a value is not allowed.
@@ -90,6 +96,9 @@ class TrainingConfig:
     proximal: float = 0.0
     steps: int | None = None
     augment: tuple[str, ...] = ()
+    sample_clip: float | None = None
+    sample_noise: float | None = None
+    sample_delta: float = 1e-5
 
     def __post_init__(self) -> None:
         # A batch norm needs two samples to compute a variance.
@@ -149,6 +158,44 @@ class TrainingConfig:
             parse_augmentation(text)
         if not 0 < self.round_decay <= 1:
             raise invalid("round_decay", self.round_decay, "above 0 and at most 1")
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Raise InputError if differential privacy for samples is not possible."""
+        for name in ("sample_clip", "sample_noise"):
+            value = getattr(self, name)
+            if value is not None and not 1e-6 <= value <= 1e6:
+                raise invalid(name, value, "from 0.000001 to 1000000")
+        if not 1e-15 <= self.sample_delta < 1:
+            raise invalid("sample_delta", self.sample_delta, "from 1e-15, below 1")
+        if (self.sample_clip is None) != (self.sample_noise is None):
+            raise InputError(
+                "sample_clip and sample_noise belong together: set both, or neither.",
+                code="option.conflict",
+                options=["sample_clip", "sample_noise"],
+            )
+        if not self.is_private:
+            return
+        if self.masked:
+            raise InputError(
+                "sample_clip does not go with masked, which tells the coordinator the classes of a "
+                "device. Use one of them.",
+                code="option.conflict",
+                options=["sample_clip", "masked"],
+            )
+        if (mixing := mixes_samples(self.loss)) is not None:
+            raise InputError(
+                "sample_clip needs a loss of single samples, but {mixing} compares or weighs the "
+                "samples of a batch. Use another loss.",
+                code="option.conflict",
+                options=["sample_clip", "loss"],
+                mixing=mixing,
+            )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether devices train with differential privacy for their samples."""
+        return self.sample_clip is not None
 
     def rate_factor(self, round_: int) -> float:
         """The factor of all learning rates in round `round_` (from 1)."""

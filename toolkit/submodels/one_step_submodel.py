@@ -29,6 +29,7 @@ from exporters.recording.captured import Captured
 from toolkit.submodels.capacity import Counts, count_activations, count_macs
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
+from toolkit.submodels.private_steps import private_instruction, private_signatures
 from toolkit.submodels.rewritten_model import Rewritten, refuse_if_unusable
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import (
@@ -89,7 +90,9 @@ def scale_learning_rates(program: Program, factor: float) -> Program:
 
 
 def _scale_rate(step: Step, factor: float) -> Step:
-    """`step` with its learning rate multiplied by `factor`."""
+    """`step` with its learning rate, if it has one, multiplied by `factor`."""
+    if "rate" not in step.inputs:
+        return step
     return replace(step, inputs={**step.inputs, "rate": step.inputs["rate"] * factor})
 
 
@@ -169,28 +172,38 @@ def one_step_submodel(
     target = objective_of(training.loss, captured)
     still = without_gradient(captured.training, parameters, target)
     optimizer = make_optimizer(training, undecayed | still)
-    step = train_signature(
-        captured.training,
-        shape,
-        parameters,
-        buffers,
-        optimizer,
-        penalty=penalty,
-        reads=frozen,
-        target=target,
-        masked=training.masked,
-        augment=training.augment,
-    )
+    steps: tuple[ProgramSignature, ...]
+    if training.is_private:
+        steps = private_signatures(
+            captured, training, tensor_entries, optimizer, still, penalty, target
+        )
+        instruction = private_instruction(training)
+    else:
+        instruction = training_instruction(SAMPLES, training)
+        steps = (
+            train_signature(
+                captured.training,
+                shape,
+                parameters,
+                buffers,
+                optimizer,
+                penalty=penalty,
+                reads=frozen,
+                target=target,
+                masked=training.masked,
+                augment=training.augment,
+            ),
+        )
     program = program_of(
         request.spec,
         captured,
         target=target,
         signatures=(
-            step,
+            *steps,
             *prediction_signatures(captured.inference, shape, tensor_entries, target),
         ),
         tensors=(*tensor_entries, *optimizer.state(parameters)),
-        schedule=(training_instruction(SAMPLES, training),),
+        schedule=(instruction,),
     )
     counts = counts_of(parameters, (*parameters, *buffers), captured.training, training.batch_size)
     return Submodel(request.spec, program, counts, tuple(layer_decisions), cut)

@@ -47,6 +47,7 @@ class StateFolder:
         self.folder = folder
         self.key = folder / "device.key"
         self.log = folder / "rounds.log"
+        self.privacy = folder / "privacy.json"
         self._identity = folder / IDENTITY
 
     def identity(self) -> Identity | None:

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from commands import command, environment
+from device_agent.federation.fleet_status import own_lines
 from device_agent.federation.membership import join
+from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
 from hostile_fleet import samples
 from models_for_tests import INPUT_SHAPE
 from toolkit.aggregation.privacy.budget import PrivacyBudget, Sampled
@@ -23,6 +25,7 @@ from toolkit.deployment.trained_model import from_federation
 from vector_fleet import running, token
 
 NOISE, DELTA, EPSILON = 3.0, 0.01, 1.6
+SAMPLE_NOISE = 2.0
 FLEET = f"""
 model = "models_for_tests:smooth_cnn"
 input_shape = {list(INPUT_SHAPE)}
@@ -33,6 +36,8 @@ port = 0
 [training]
 batch_size = 8
 batch_norm = "static"
+sample_clip = 1.0
+sample_noise = {SAMPLE_NOISE}
 
 [privacy]
 clip = 0.2
@@ -78,6 +83,13 @@ def test_agents_train_until_the_budget_is_spent(tmp_path: Path) -> None:
     assert 1 <= len(rounds) < 9
     assert overview.privacy == rounds[-1].privacy
     assert any("another round would exceed the privacy budget" in line for line in said)
+    # Each device counts what its own 64 samples have spent, in steps with batches of 8.
+    steps = [SampleSteps(8 / 64, SAMPLE_NOISE, 8 * len(rounds))]
+    for name in ("one", "two"):
+        spent = (
+            f"epsilon {epsilon_of(steps, 1e-5):.3g} at delta 1e-05 after {8 * len(rounds)} steps"
+        )
+        assert f"the samples of this device have spent {spent}" in own_lines(tmp_path / name)
     published = json.loads((config.state / "history.json").read_text())["history"]
     assert published[-1]["privacy"]["epsilon"] == rounds[-1].privacy.epsilon
     assert "privacy" not in published[0]

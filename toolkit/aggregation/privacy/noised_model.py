@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry, uploaded
-from toolkit.aggregation.privacy.gaussian_noise import RandomBytes, gaussian
+from device_agent.privacy.gaussian_noise import RandomBytes, gaussian
 from toolkit.aggregation.running_aggregation import Aggregation, check_finite
 from toolkit.aggregation.weighted_mean import Mean
 from toolkit.families import recovering_family

@@ -216,6 +216,15 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         return self
 
     @model_validator(mode="after")
+    def _samples_stay_private(self) -> Self:
+        if self.training.is_private and self.evaluation.share > 0:
+            raise ValueError(
+                "`share` of [evaluation] does not go with `sample_clip` of [training], because "
+                "counts of devices get no noise: remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _asking_devices_stay_members(self) -> Self:
         after, forget = self.release.after_rounds, self.forget_after
         if after is not None and forget is not None and forget <= after:

@@ -27,6 +27,7 @@ export interface Faults {
   "bundle.malformed": { where: string };
   "bundle.malformed/version": { found: number; known: number };
   "bundle.malformed/runtime": { runtime: string };
+  "bundle.malformed/private": None;
   "bundle.unreadable-tensors": { file: string };
   "bundle.unsafe-graph": { file: string; found: Unsafe; domain: string };
   "bundle.wrong-graph": { port: string; signature: string };

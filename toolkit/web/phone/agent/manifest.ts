@@ -65,6 +65,8 @@ export interface Train {
   batch_size: number;
   steps: Step[];
   batches?: number | null;
+  /** Differential privacy for samples, which this page does not have. */
+  privacy?: object | null;
 }
 export type Instruction = Record_ | Initialise | Train;
 export type OutputForm = "softmax" | "sigmoid" | "numbers" | "ctc" | "independent" | "outputs";
@@ -132,6 +134,7 @@ export function readManifest(text: string): Manifest {
   }
   const sources = new Set([SAMPLES]);
   for (const instruction of manifest.schedule) {
+    if (instruction.do === "train" && instruction.privacy) throw new Failure("bundle.malformed/private", {});
     const used =
       instruction.do === "train" ? instruction.steps.map((step) => step.signature) : [instruction.signature];
     for (const signature of used) {

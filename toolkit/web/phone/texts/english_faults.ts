@@ -38,6 +38,9 @@ export const ENGLISH_FAULTS: Sentences = {
     `The coordinator sent work of version ${found}, but this page reads version ${known}. Reload the page.`,
   "bundle.malformed/runtime": ({ runtime }) =>
     `The coordinator sent work for ${runtime}, but a page needs ONNX graphs.`,
+  "bundle.malformed/private": () =>
+    "The federation trains with differential privacy for samples, which this page does not have. Nothing was " +
+    "trained. Use the agent for computers.",
   "bundle.unreadable-tensors": ({ file }) => `${file} is damaged: its numbers cannot be read.`,
   "bundle.unsafe-graph": ({ file, found, domain }) =>
     `${file} was not opened: the graph has ${UNSAFE[found]}${domain && ` '${domain}'`}, which no export has. ` +

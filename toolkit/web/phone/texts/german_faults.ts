@@ -30,6 +30,9 @@ export const GERMAN_FAULTS: Sentences = {
     "die Seite neu.",
   "bundle.malformed/runtime": ({ runtime }) =>
     `Der Koordinator hat Arbeit für ${runtime} geschickt, eine Seite braucht ONNX-Graphen.`,
+  "bundle.malformed/private": () =>
+    "Die Föderation trainiert mit Differential Privacy für Beispiele, die diese Seite nicht beherrscht. Es wurde " +
+    "nichts trainiert. Verwenden Sie den Agenten für Computer.",
   "bundle.unreadable-tensors": ({ file }) =>
     `${file} ist beschädigt: Die Zahlen darin sind nicht lesbar.`,
   "bundle.unsafe-graph": ({ file, found, domain }) =>

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from toolkit.aggregation.privacy.gaussian_noise import PIECE, RandomBytes, gaussian, secure_bytes
+from device_agent.privacy.gaussian_noise import PIECE, RandomBytes, gaussian, secure_bytes
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])

@@ -1,0 +1,72 @@
+"""The privacy that the samples of a device have spent: privacy.json in the state folder."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.manifest import Struct, encode
+from profiles.errors import InputError
+from profiles.json_decoding import MalformedError, decode_json
+from profiles.text_formatting import counted
+
+if TYPE_CHECKING:
+    from device_agent.privacy.sample_accountant import SampleSteps
+
+log = logging.getLogger(__name__)
+
+
+class SpentPrivacy(Struct, frozen=True, kw_only=True):
+    """The content of privacy.json.
+
+    `delta` is that of the last round. `steps` has the sampling probability, the noise multiplier
+    and the number of training steps, with one entry for each pair of the first two.
+    """
+
+    delta: float
+    steps: tuple[tuple[float, float, int], ...]
+
+
+def read_spent(path: Path) -> SpentPrivacy | None:
+    """Read privacy.json; None if this device has not trained with privacy.
+
+    Raises InputError if the file is damaged.
+    """
+    try:
+        return decode_json(path.read_bytes(), SpentPrivacy)
+    except FileNotFoundError:
+        return None
+    except (OSError, MalformedError) as error:
+        raise InputError(
+            "{path} cannot be read: {reason}. It has the privacy that the samples of this device "
+            "have spent. Restore the file; or delete it, if earlier rounds need not count.",
+            code="state.unreadable-privacy",
+            path=str(path),
+            reason=str(error),
+        ) from None
+
+
+def add_spent(path: Path, more: "SampleSteps", delta: float) -> None:
+    """Add the steps of a training to privacy.json, and log the sum.
+
+    Raises InputError like `read_spent`.
+    """
+    earlier = read_spent(path)
+    totals = {(q, z): steps for q, z, steps in earlier.steps} if earlier is not None else {}
+    key = (more.probability, more.noise_multiplier)
+    totals[key] = totals.get(key, 0) + more.steps
+    steps = tuple((*pair, count) for pair, count in totals.items())
+    write_file(path, encode(SpentPrivacy(delta=delta, steps=steps)))
+    log.info("The samples of this device have spent %s.", spent_text(path))
+
+
+def spent_text(path: Path) -> str | None:
+    """Describe what privacy.json says; None if there is no such file."""
+    from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
+
+    spent = read_spent(path)
+    if spent is None:
+        return None
+    parts = [SampleSteps(*part) for part in spent.steps]
+    epsilon, steps = epsilon_of(parts, spent.delta), sum(part.steps for part in parts)
+    return f"epsilon {epsilon:.3g} at delta {spent.delta:g} after {counted(steps, 'step')}"
