@@ -37,7 +37,7 @@ from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.graph_forms import form_of
-from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest
+from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Train
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature
@@ -254,6 +254,19 @@ class DeviceState(StateFolder):
                 "operator. To agree, leave and join again.",
                 code="trust.no-secure-sum",
                 round=work.round,
+            )
+
+    def check_still_private(self) -> None:
+        """Raise TrustError if earlier bundles protected samples, and the current one does not.
+
+        Otherwise a coordinator could end the protection without telling anybody.
+        """
+        trains = (i for i in self._manifest().schedule if isinstance(i, Train))
+        if self.privacy.exists() and not any(i.privacy is not None for i in trains):
+            raise TrustError(
+                "The federation trained with differential privacy for samples, and its new bundle "
+                "does not. Nothing was trained. Ask the operator. To agree, leave and join again.",
+                code="trust.no-sample-privacy",
             )
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:

@@ -286,6 +286,8 @@ class _Rounds:
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
+            if not self._protects_samples(work):
+                return False
             # After a restart the update may already exist. Then it only has to be sent.
             if self._folder.trained(bundle) is None:
                 self._train(work)
@@ -312,6 +314,20 @@ class _Rounds:
         log.info("Round %d: the update was accepted.", work.round, extra=about)
         return True
 
+    def _protects_samples(self, work: Work) -> bool:
+        """Whether the bundle protects samples, if earlier ones did. If not, skip the round."""
+        try:
+            self._folder.check_still_private()
+        except TrustError as error:
+            log.warning("Round %d: %s", work.round, error, extra=fields(round=work.round))
+            self._tell(Progress(state="paused", note=str(error)))
+            self._skip(work.round)
+            return False
+        return True
+
+    def _skip(self, round_: int) -> None:
+        self._skipped, self._skipped_at = (round_, self._manifest), time.monotonic()
+
     def _judge(self, work: Work) -> None:
         """Evaluate the model of the last round, and send the counts. Skip it if that fails."""
         self.current, self._manifest = work.round, _manifest(work)
@@ -337,7 +353,7 @@ class _Rounds:
             if isinstance(error, RefusedError) and not error.round_over:
                 raise
             log.warning("The model of the last round was not evaluated: %s", error)
-        self._skipped, self._skipped_at = (work.round, self._manifest), time.monotonic()
+        self._skip(work.round)
 
     def _wait_if_paused(self) -> None:
         self._hooks.alive()
@@ -447,7 +463,7 @@ class _Rounds:
         told = replace(failure, reason=without_folders(failure.reason))
         fallback = self._client.report(told)
         self._attempts.forget()
-        self._skipped, self._skipped_at = (failed.round, self._manifest), time.monotonic()
+        self._skip(failed.round)
         then = "It has no smaller submodel for this device; trying again in the next round."
         if fallback.submodel not in (None, failure.submodel):
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."

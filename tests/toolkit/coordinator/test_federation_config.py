@@ -403,3 +403,15 @@ def test_how_many_devices_a_round_asks(
     config = configured(tmp_path, f"{keys}\n{CONFIG}")
     assert config.updates_wanted(members) == wanted
     assert config.devices_asked(wanted) == asked
+
+
+def test_counts_of_devices_do_not_go_with_private_samples(tmp_path: Path) -> None:
+    private = "[training]\nsample_clip = 1.0\nsample_noise = 2.0\nsample_delta = 0.001\n"
+    text = CONFIG.replace("[training]\n", private)
+    config = configured(tmp_path, text).training
+    assert (config.sample_clip, config.sample_noise, config.sample_delta) == (1.0, 2.0, 0.001)
+    with refused("config.bad-value") as caught:
+        configured(tmp_path, text.replace("[training]", "[evaluation]\nshare = 0.2\n[training]"))
+    assert "`share` of [evaluation] does not go with `sample_clip`" in str(caught.value)
+    with refused("option.conflict"):
+        configured(tmp_path, text.replace("sample_noise = 2.0\n", ""))

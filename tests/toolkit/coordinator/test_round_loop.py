@@ -18,13 +18,16 @@ import pytest
 from commands import command, environment, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import owner_limits, owner_pauses, round_loop, training_attempts
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.federation.run_options import RunOptions
+from device_agent.federation.spent_privacy import add_spent
 from device_agent.federation.training_attempts import KILLED, Attempts
 from device_agent.formats.protocol.fleet import DeviceStatus
 from device_agent.formats.protocol.rounds import SubmodelFailure
+from device_agent.privacy.sample_accountant import SampleSteps
 from log_messages import logged
 from profiles.errors import DoesNotFitError, LimitError
 from refusals import refused
@@ -431,3 +434,25 @@ def test_a_limit_that_cannot_be_kept_ends_it_at_once(server: Server, tmp_path: P
         stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout) == (2, "")
     assert re.fullmatch(r"Error: This machine has no temperature sensor .*\n", stderr)
+
+
+def test_rounds_that_stop_protecting_samples_are_skipped(
+    server: Server, tmp_path: Path, said: list[str]
+) -> None:
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def rest(seconds: float) -> None:
+        raise Stopped
+
+    state = DeviceState(tmp_path / "state")
+    add_spent(state.privacy, SampleSteps(0.5, 1.0, 3), 1e-5)
+    with pytest.raises(Stopped):
+        round_loop.run(options(tmp_path), sleep=rest)
+    with refused("trust.no-sample-privacy"):
+        state.check_still_private()
+    assert (desk(server).state, desk(server).rounds_trained) == ("paused", 0)
+    assert "privacy for samples" in (desk(server).note or "")
+    assert not state.update.exists()
+    leave(tmp_path / "state")  # whoever joins again agrees
+    assert not state.privacy.exists()

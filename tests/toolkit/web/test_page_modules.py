@@ -471,3 +471,24 @@ def test_answers(tmp_path: Path, seed: int) -> None:
     assert answers[-1]["is"] == "questions"
     expected_yes = questions.sigmoid().flatten()
     np.testing.assert_allclose(answers[-1]["probabilities"], expected_yes, rtol=0, atol=1e-6)
+
+
+PRIVATE = """
+const [manifest] = given;
+try {
+  page.readManifest(readFileSync(manifest, "utf-8"));
+  console.log("read");
+} catch (error) {
+  console.log(error.fault.is);
+}
+"""
+
+
+def test_bundles_with_private_samples_are_refused(tmp_path: Path) -> None:
+    config = TrainingConfig(sample_clip=1.0, sample_noise=1.0)
+    model = nn.Linear(4, 2)
+    submodel = split(model, "full", (4,), config)
+    bundle, values = tmp_path / "bundle", submodel.cut(from_model(model))
+    export(submodel.program, values, bundle, base="", check=False)
+    said = run_with("manifest", PRIVATE, tmp_path, str(bundle / "manifest.json"))
+    assert said == "bundle.malformed/private\n"
