@@ -192,7 +192,7 @@ class BatchLoss:
     @cached_property
     def random(self) -> Port | None:
         """The port for the seed, if the step draws random numbers."""
-        return seed_port() if self.drops or self.augmentations else None
+        return seed_port() if self.augmentations or self.drops else None
 
     @property
     def inputs(self) -> tuple[Port, ...]:

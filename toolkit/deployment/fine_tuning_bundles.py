@@ -22,7 +22,8 @@ def write_training_bundles(
     A bundle trains `steps` batches. Three sorts of kinds are left out: kinds with planned
     submodels, kinds with personal models, and kinds whose output has a meaning only for the loss.
     """
-    training = replace(config.training, steps=steps)
+    # The fine-tuned model stays on its device, so the samples need no noise.
+    training = replace(config.training, steps=steps, sample_clip=None, sample_noise=None)
     model = federation(config.model_copy(update={"training": training}))
     model.load(model_file(config.state, round_).read_bytes())
     for name in kinds:
