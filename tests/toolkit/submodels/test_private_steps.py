@@ -152,7 +152,7 @@ def test_batch_norms_use_the_received_statistics(tmp_path: Path, seed: int) -> N
     check_steps(model, data_of((2, 6, 6), ids=False), tmp_path, seed, config)
 
 
-@pytest.mark.parametrize("spec", ["full", "low-rank:0.5,keep=0,decay=0.1", "width:0.5"])
+@pytest.mark.parametrize("spec", ["low-rank:0.5,keep=0,decay=0.1", "width:0.5"])
 def test_without_clipping_a_step_is_the_usual_one_and_noise(
     spec: str, tmp_path: Path, seed: int
 ) -> None:
