@@ -256,13 +256,18 @@ class DeviceState(StateFolder):
                 round=work.round,
             )
 
+    @property
+    def is_private(self) -> bool:
+        """Whether this device has trained with differential privacy for its samples."""
+        return self.privacy.exists()
+
     def check_still_private(self) -> None:
         """Raise TrustError if earlier bundles protected samples, and the current one does not.
 
         Otherwise a coordinator could end the protection without telling anybody.
         """
         trains = (i for i in self._manifest().schedule if isinstance(i, Train))
-        if self.privacy.exists() and not any(i.privacy is not None for i in trains):
+        if self.is_private and not any(i.privacy is not None for i in trains):
             raise TrustError(
                 "The federation trained with differential privacy for samples, and its new bundle "
                 "does not. Nothing was trained. Ask the operator. To agree, leave and join again.",

@@ -206,7 +206,7 @@ class _Rounds:
             self._key.check,
             trial,
             tune if options.fine_tune else None,
-            lambda: folder.is_secure,
+            lambda: folder.is_secure or folder.is_private,
         )
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
