@@ -72,7 +72,7 @@ class Releases:
         trial: Compares a release with the present model.
         tune: Fine-tunes a release; None if the owner has not agreed to that.
         only_sums: Whether reports must have no figures of this device, because the federation uses
-            secure sums.
+            secure sums, or its samples are private.
     """
 
     def __init__(
