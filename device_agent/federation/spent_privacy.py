@@ -62,11 +62,12 @@ def add_spent(path: Path, more: "SampleSteps", delta: float) -> None:
 
 def spent_text(path: Path) -> str | None:
     """Describe what privacy.json says; None if there is no such file."""
-    from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
-
     spent = read_spent(path)
     if spent is None:
         return None
+    # Imported here: most calls of `status` do not need NumPy.
+    from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
+
     parts = [SampleSteps(*part) for part in spent.steps]
     epsilon, steps = epsilon_of(parts, spent.delta), sum(part.steps for part in parts)
     return f"epsilon {epsilon:.3g} at delta {spent.delta:g} after {counted(steps, 'step')}"
