@@ -34,7 +34,7 @@ def read_spent(path: Path) -> SpentPrivacy | None:
     """
     try:
         return decode_json(path.read_bytes(), SpentPrivacy)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, MalformedError) as error:
         raise InputError(
