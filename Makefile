@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check types-of-packages types-of-tests format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
 .PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-fashion bench-engines bench-deploy bench-zoo bench-attacks bench-secagg
 
 help: ## list the targets
@@ -207,10 +207,15 @@ bench-zoo: $(ZOO) ## training steps of ten stock models at 224 x 224, with PyTor
 check: setup ## lint, formatting, strict types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=2 types-of-packages types-of-tests
+	$(BIN)/lint-imports --no-logo
+
+types-of-packages:
 	$(BIN)/mypy --strict $(PACKAGES:%=-p %)
+
+types-of-tests:
 	$(BIN)/mypy --strict --no-warn-return-any --untyped-calls-exclude=torch \
 	  --untyped-calls-exclude=nbformat --follow-imports=silent --cache-dir=.mypy_cache/tests tests/*.py examples/*.py
-	$(BIN)/lint-imports --no-logo
 
 # The documentation's tools are an extra of their own: nothing else needs them.
 DOCS := $(VENV)/.docs
