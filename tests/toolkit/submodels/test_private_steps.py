@@ -20,6 +20,7 @@ from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import Format, export
+from parameters import half_quick
 from private_oracle import private_steps
 from refusals import refused
 from toolkit.simulation.torch_executor import TorchExecutor
@@ -131,7 +132,7 @@ def check_steps(
         assert error <= 1e-5 * np.linalg.norm(change) + 4 * rounding, name
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", half_quick(MODELS))
 def test_steps_equal_a_loop_over_samples(name: str, tmp_path: Path, seed: int) -> None:
     make, shape = MODELS[name]
     check_steps(make(), data_of(shape, name == "recurrent"), tmp_path, seed)
@@ -152,7 +153,7 @@ def test_batch_norms_use_the_received_statistics(tmp_path: Path, seed: int) -> N
     check_steps(model, data_of((2, 6, 6), ids=False), tmp_path, seed, config)
 
 
-@pytest.mark.parametrize("spec", ["low-rank:0.5,keep=0,decay=0.1", "width:0.5"])
+@pytest.mark.parametrize("spec", half_quick(["low-rank:0.5,keep=0,decay=0.1", "width:0.5"]))
 def test_without_clipping_a_step_is_the_usual_one_and_noise(
     spec: str, tmp_path: Path, seed: int
 ) -> None:
