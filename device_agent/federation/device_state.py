@@ -34,10 +34,11 @@ import msgspec
 from device_agent.client.transfers import PART
 from device_agent.federation.identity.state_folder import StateFolder
 from device_agent.federation.release_folder import DeviceReleases
+from device_agent.federation.spent_privacy import read_spent
 from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
 from device_agent.formats.graph_forms import form_of
-from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, Train
+from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, SamplePrivacy, Train
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature
@@ -261,17 +262,38 @@ class DeviceState(StateFolder):
         """Whether this device has trained with differential privacy for its samples."""
         return self.privacy.exists()
 
+    def sample_privacy(self) -> SamplePrivacy | None:
+        """The differential privacy for samples that the current bundle promises."""
+        trains = (i for i in self._manifest().schedule if isinstance(i, Train))
+        return next((i.privacy for i in trains if i.privacy is not None), None)
+
     def check_still_private(self) -> None:
-        """Raise TrustError if earlier bundles protected samples, and the current one does not.
+        """Raise TrustError if the current bundle protects samples less than earlier ones.
 
         Otherwise a coordinator could end the protection without telling anybody.
+
+        Raises InputError if the file with the spent privacy is damaged.
         """
-        trains = (i for i in self._manifest().schedule if isinstance(i, Train))
-        if self.is_private and not any(i.privacy is not None for i in trains):
+        earlier, terms = read_spent(self.privacy), self.sample_privacy()
+        if earlier is None:
+            return
+        if terms is None:
             raise TrustError(
                 "The federation trained with differential privacy for samples, and its new bundle "
                 "does not. Nothing was trained. Ask the operator. To agree, leave and join again.",
                 code="trust.no-sample-privacy",
+            )
+        noise = min(noise for _, noise, _ in earlier.steps)
+        if terms.noise_multiplier < noise or terms.delta > earlier.delta:
+            raise TrustError(
+                "The federation trained with the noise {noise:g} and delta {delta:g} for samples, "
+                "and its new bundle has the noise {new_noise:g} and delta {new_delta:g}. Nothing "
+                "was trained. Ask the operator. To agree, leave and join again.",
+                code="trust.less-sample-privacy",
+                noise=noise,
+                delta=earlier.delta,
+                new_noise=terms.noise_multiplier,
+                new_delta=terms.delta,
             )
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:

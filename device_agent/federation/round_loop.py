@@ -315,7 +315,7 @@ class _Rounds:
         return True
 
     def _protects_samples(self, work: Work) -> bool:
-        """Whether the bundle protects samples, if earlier ones did. If not, skip the round."""
+        """Whether the bundle protects samples as earlier ones did. If not, skip the round."""
         try:
             self._folder.check_still_private()
         except TrustError as error:
@@ -335,6 +335,8 @@ class _Rounds:
         try:
             self._tell(Progress(state="downloading"))
             self._folder.collect(work.files, self._fetch)
+            if not self._protects_samples(work):
+                return
             self._tell(Progress(state="evaluating"))
             judgement = self._hooks.judge(
                 self._folder.bundle,
@@ -421,8 +423,9 @@ class _Rounds:
         return work.round > self.current or work.state != "train"
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        # In a federation with secure sums, nobody learns the loss of a single device.
-        self._tell(Progress(state="training", loss=None if self._folder.is_secure else loss))
+        # With secure sums or private samples, nobody learns the loss of a single device.
+        secret = self._folder.is_secure or self._folder.sample_privacy() is not None
+        self._tell(Progress(state="training", loss=None if secret else loss))
 
     def _send(self, work: Work) -> bool:
         """Send the update. Returns False if a secure sum does without it."""

@@ -2,7 +2,9 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct, encode
@@ -24,7 +26,7 @@ class SpentPrivacy(Struct, frozen=True, kw_only=True):
     """
 
     delta: float
-    steps: tuple[tuple[float, float, int], ...]
+    steps: Annotated[tuple[tuple[float, float, int], ...], Meta(min_length=1)]
 
 
 def read_spent(path: Path) -> SpentPrivacy | None:

@@ -223,9 +223,9 @@ class SamplePrivacy(Struct, frozen=True, kw_only=True):
     the others. Devices tell their owners epsilon for `delta`.
     """
 
-    clip: Annotated[float, Meta(gt=0)]
-    noise_multiplier: Annotated[float, Meta(gt=0)]
-    delta: Annotated[float, Meta(gt=0, lt=1)]
+    clip: Annotated[float, Meta(ge=1e-6, le=1e6)]
+    noise_multiplier: Annotated[float, Meta(ge=1e-6, le=1e6)]
+    delta: Annotated[float, Meta(ge=1e-15, lt=1)]
 
 
 class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do", omit_defaults=True):

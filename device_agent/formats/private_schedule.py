@@ -2,6 +2,9 @@
 
 from device_agent.formats.manifest import LOSS, Manifest, Train
 
+OF_ONE_SAMPLE = ("samples", "labels", "scalar", "seed", "state")
+"""What the gradient of a sample may depend on. `classes`, for example, depend on all samples."""
+
 
 def keeps_privacy(manifest: Manifest) -> bool:
     """Whether no sample reaches the update without being clipped and noised.
@@ -34,7 +37,7 @@ def _is_private(manifest: Manifest) -> bool:
             p.kind == "gradient" or (p.name, p.kind) == (LOSS, "metric") for p in sample.outputs
         )
         and all(port.dtype == "float32" and None not in port.shape for port in made.values())
-        and not any(port.kind == "gradient" for port in sample.inputs)
+        and all(port.kind in OF_ONE_SAMPLE for port in sample.inputs)
         and all(port.kind in ("scalar", "gradient", "state") for port in later)
         and all(made.get(port.name) == port for port in later if port.kind == "gradient")
         and not any(entry.by_class or entry.role == "personal" for entry in manifest.tensors)

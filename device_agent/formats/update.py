@@ -55,12 +55,13 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         submodel: The submodel spec.
         samples: Number of samples that the device trained on.
         steps: Number of training steps.
-        loss_first: Mean loss over the first local epoch.
-        loss_last: Mean loss over the last local epoch.
+        loss_first: Mean loss over the first local epoch; 0 if the bundle promises privacy for
+            samples.
+        loss_last: The same for the last epoch.
         tensors: The uploaded tensors.
         file: Size and SHA-256 of `update.safetensors`.
         profile: Time and memory of the training; only devices of a federation send it.
-        validation: The evaluation on held-out samples after each epoch.
+        validation: The evaluation on held-out samples after each epoch; empty with privacy.
         classes: The classes that the device trained on, ascending; None unless the bundle has a
             masked loss.
         inputs: A coarse summary of the inputs, if the coordinator sent a summary of its samples.

@@ -15,6 +15,7 @@ import numpy as np
 
 from device_agent.formats.manifest import SamplePrivacy
 from device_agent.privacy.gaussian_noise import RandomBytes, gaussian
+from profiles.errors import BundleError
 
 PIECE = 1 << 16
 """How many numbers are squared or get noise at a time. Float32 sums of so many are accurate."""
@@ -23,7 +24,7 @@ ROUNDING = 1e-6
 
 
 def norm_of(gradients: Mapping[str, np.ndarray]) -> float:
-    """The L2 norm of all numbers of float32 `gradients` together.
+    """The L2 norm of all numbers of float32 `gradients` together; inf or NaN beyond float32.
 
     Examples:
         >>> norm_of({"w": np.float32([[3.0]]), "b": np.float32([4.0])})
@@ -34,7 +35,8 @@ def norm_of(gradients: Mapping[str, np.ndarray]) -> float:
         flat = gradient.reshape(-1)
         for start in range(0, len(flat), PIECE):
             piece = flat[start : start + PIECE]
-            squares += float(np.dot(piece, piece))
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares += float(np.dot(piece, piece))
     return math.sqrt(squares)
 
 
@@ -43,9 +45,30 @@ def add_clipped(
 ) -> None:
     """Add the `gradients` of a sample to `sums`, clipped to the L2 norm `clip`.
 
-    Both have float32 arrays by name. `gradients` are changed.
+    Gradients with a norm that is not finite add nothing: they cannot be clipped.
+
+    Args:
+        sums: Float32 arrays by name.
+        gradients: Arrays of the same names, types and shapes. They are changed.
+        clip: The largest norm.
+
+    Raises:
+        BundleError: A gradient has another type or shape, so its norm would not limit the sum.
     """
+    for name, gradient in gradients.items():
+        total = sums[name]
+        if (gradient.dtype, gradient.shape) != (total.dtype, total.shape):
+            # What came is not named: the coordinator is told this, and it may follow from a sample.
+            raise BundleError(
+                "The graph must return the gradient {name!r} as {wanted}, but the type or the "
+                "shape differs. Nothing was sent. Ask the operator for another bundle.",
+                code="bundle.wrong-gradient",
+                name=name,
+                wanted=f"{total.dtype} {list(total.shape)}",
+            )
     norm = norm_of(gradients)
+    if not math.isfinite(norm):
+        return
     scale = np.float32(clip / norm * (1 - ROUNDING)) if norm > clip else None
     for name, gradient in gradients.items():
         if scale is not None:

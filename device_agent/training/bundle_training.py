@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data, name_of
@@ -335,6 +336,9 @@ def finish(
         UpdateError: The loss or a tensor is not finite.
     """
     record, tensors = trained_update(run, profile, inputs)
+    if training_of(run.bundle).privacy is not None:
+        # The coordinator's graph computes them without noise, from whatever it likes.
+        record = replace(record, loss_first=0.0, loss_last=0.0, validation=())
     kept = personal_tensors(run)
     if kept and run.checkpoints is not None:
         # After `keep`, a restart reads the new personal tensors. It must accept this checkpoint.

@@ -306,8 +306,9 @@ class ScheduleRun(ResumableRun):
         sessions: Mapping[str, Session],
         indices: np.ndarray,
     ) -> list[float]:
-        """Compute the noised mean gradient of the samples `indices`. Returns their losses.
+        """Compute the noised mean gradient of the samples `indices`. Returns their finite losses.
 
+        Other losses must not end the training: the coordinator would learn that from one sample.
         Clipping and noise are not part of the graph, so the owner need not trust the bundle.
         """
         assert instruction.privacy is not None
@@ -316,11 +317,16 @@ class ScheduleRun(ResumableRun):
         sums = {port.name: self.gradient(port) for port in ports}
         for total in sums.values():
             total[...] = 0.0
+        if any(port.kind == "seed" for port in signature.inputs):
+            # By the seed of the training, a graph could tell how many samples came before.
+            self.dropout = np.random.default_rng(int.from_bytes(self.random_bytes(16), "little"))
         for number in range(len(indices)):
             sample = indices[number : number + 1]
             feeds = self.feeds(signature, instruction.source, sample, step.inputs)
             results = sessions[step.signature].run(feeds)
-            losses.append(float(results.pop(LOSS)))
+            loss = float(results.pop(LOSS))
+            if math.isfinite(loss):
+                losses.append(loss)
             add_clipped(sums, results, instruction.privacy.clip)
             del results  # before the next gradients are in memory
         to_noised_mean(sums, instruction.privacy, instruction.batch_size, self.random_bytes)

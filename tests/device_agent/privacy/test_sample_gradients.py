@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from device_agent.formats.manifest import SamplePrivacy
 from device_agent.privacy.sample_gradients import (
@@ -12,6 +13,7 @@ from device_agent.privacy.sample_gradients import (
     poisson_batch,
     to_noised_mean,
 )
+from refusals import refused
 
 SHAPES = {"w": (3, PIECE // 2 + 7), "b": (5,)}
 
@@ -33,6 +35,30 @@ def test_each_gradient_is_clipped_over_all_tensors_together(seed: int) -> None:
         for name, value in before.items():
             wanted = value * min(1.0, clip / size)
             np.testing.assert_allclose(sums[name], wanted, rtol=5e-6, atol=1e-12 * clip)
+
+
+def test_gradients_that_cannot_be_clipped_add_nothing() -> None:
+    """A graph could hide a sample beside one number that makes the norm useless."""
+    for number in (math.nan, math.inf, 1e30):
+        sums = {"w": np.zeros(3, np.float32)}
+        add_clipped(sums, {"w": np.float32([number, 500.0, -900.0])}, 1.0)
+        assert sums["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        np.full(3, 2**32),  # its square is 0 in 64 bits
+        np.full(3, True),
+        np.float32([900.0]),  # would be added three times
+        np.float32(900.0),
+    ],
+)
+def test_gradients_of_another_type_or_shape_are_refused(gradient: np.ndarray) -> None:
+    sums = {"w": np.zeros(3, np.float32)}
+    with refused("bundle.wrong-gradient", name="w", wanted="float32 [3]"):
+        add_clipped(sums, {"w": gradient}, 1.0)
+    assert sums["w"].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_the_noise_has_the_stated_deviation(seed: int) -> None:

@@ -1,7 +1,10 @@
 """A device trains with differential privacy for its samples: bundle, memory and budget."""
 
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,12 +13,14 @@ import pytest
 from torch import nn
 
 from bundles import once, rewrite
+from device_agent.federation.device_state import DeviceState
 from device_agent.federation.spent_privacy import add_spent, read_spent, spent_text
-from device_agent.formats.bundle import open_bundle
+from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.privacy.sample_accountant import SampleSteps
-from device_agent.training.bundle_training import judge_bundle
+from device_agent.training.bundle_training import judge_bundle, local_data
 from device_agent.training.memory_estimate import concurrent_peak_bytes, memory_together
+from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
@@ -56,14 +61,16 @@ def test_noise_and_batches_are_new_in_each_training(
     spent: list[tuple[SampleSteps, float]] = []
     records = [
         train_bundle(
-            bundle, data(seed), tmp_path / name, threads=1, summarized=True,
+            bundle, data(seed), tmp_path / name, threads=1, summarized=True, validation=0.2,
             spend=lambda steps, delta: spent.append((steps, delta)),
         ).record
         for name in ("one", "two")
     ]  # fmt: skip
     assert records[0].file != records[1].file
-    assert records[0].inputs is msgspec.UNSET  # a summary of the samples would get no noise
-    assert spent == 2 * [(SampleSteps(4 / SAMPLES, 2.0, 10), 1e-5)]
+    # A summary of the samples and losses would get no noise.
+    assert records[0].inputs is msgspec.UNSET
+    assert (records[0].loss_first, records[0].loss_last, records[0].validation) == (0, 0, ())
+    assert spent == 2 * [(SampleSteps(4 / 16, 2.0, 8), 1e-5)]
 
 
 def test_a_killed_training_continues_and_counts_all_steps(
@@ -146,7 +153,10 @@ CHANGES: dict[str, Change] = {
     "a gradient of nothing": lambda m: m["signatures"]["apply"]["inputs"].append(
         {"name": "g", "kind": "gradient", "dtype": "float32", "shape": [1]}
     ),
-    "classes": lambda m: m["tensors"][0].update(by_class=True),
+    "rows by class": lambda m: m["tensors"][0].update(by_class=True),
+    "classes of all samples": lambda m: m["signatures"]["gradient"]["inputs"].append(
+        {"name": "classes", "kind": "classes", "dtype": "float32", "shape": [3]}
+    ),
     "a recording": lambda m: m["schedule"].insert(
         0, {"do": "record", "signature": "predict", "source": "x", "target": "a"}
     ),
@@ -164,12 +174,77 @@ def test_bundles_that_could_leak_samples_are_refused(
         open_bundle(tmp_path)
 
 
+@pytest.mark.parametrize(("key", "value"), [("noise_multiplier", 1e-200), ("clip", 1e300)])
+def test_numbers_with_which_noise_means_nothing_are_refused(
+    key: str, value: float, bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bundle, tmp_path / "bundle")
+    rewrite(tmp_path / "bundle", lambda m: m["schedule"][0]["privacy"].update({key: value}))
+    with refused("bundle.malformed-manifest") as caught:
+        open_bundle(tmp_path / "bundle")
+    assert f"privacy.{key}" in str(caught.value)
+
+
+def test_a_graph_learns_nothing_from_seeds_and_stops_no_training(
+    bundle: Path, tmp_path: Path, seed: int
+) -> None:
+    """Known seeds would tell how many samples came before; a loss could tell what a sample is."""
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle, folder)
+    port = {"name": "seed", "kind": "seed", "dtype": "int64", "shape": []}
+    rewrite(folder, lambda m: m["signatures"]["gradient"]["inputs"].append(port))
+
+    def seeds_of(stream: int) -> list[int]:
+        opened, seen = open_bundle(folder), []
+        instruction, local = training_of(opened), local_data(opened, data(seed))
+        gradients = opened.manifest.signatures["gradient"].outputs
+
+        def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.append(int(feeds["seed"]))
+            return {p.name: np.full(p.shape, math.nan, np.float32) for p in gradients}  # type: ignore[arg-type]
+
+        made = ScheduleRun(
+            opened, local, tmp_path, TrainingOptions(seed=seed), {},
+            random_bytes=np.random.default_rng(stream).bytes,
+        )  # fmt: skip
+        made.state = {e.name: np.zeros(e.shape, np.float32) for e in opened.manifest.tensors}
+        sessions: Any = {"gradient": SimpleNamespace(run=run)}
+        assert (
+            made.private_gradients(instruction, instruction.steps[0], sessions, local.y[:5]) == []
+        )
+        assert all(np.isfinite(total).all() for total in made.gradients.values())
+        return seen
+
+    assert len(set(seeds_of(1))) == 5
+    assert seeds_of(1) == seeds_of(1)
+    assert not set(seeds_of(1)) & set(seeds_of(2))
+
+
 def test_other_bundles_have_no_new_fields() -> None:
     """Older agents refuse fields that they do not know, so other bundles leave them out."""
     usual = split(model(), "full", (6,), TrainingConfig()).program
     written = msgspec.json.encode(usual.schedule)
     assert b"privacy" not in written
     assert b"each_sample" not in written
+
+
+@pytest.mark.parametrize(("key", "value"), [("noise_multiplier", 1.9), ("delta", 2e-5)])
+def test_a_device_refuses_bundles_with_less_noise_than_before(
+    key: str, value: float, bundle: Path, tmp_path: Path
+) -> None:
+    """Or with a larger delta, which makes the epsilon that its owner reads smaller."""
+    state = DeviceState(tmp_path)
+    shutil.copytree(bundle, state.bundle)
+    state.check_still_private()
+    for noise in (3.0, 2.0):
+        add_spent(state.privacy, SampleSteps(0.2, noise, 1), 1e-5)
+    state.check_still_private()
+    rewrite(state.bundle, lambda m: m["schedule"][0]["privacy"].update({key: value}))
+    with refused("trust.less-sample-privacy", noise=2.0, delta=1e-5):
+        state.check_still_private()
+    state.privacy.write_text('{"delta": 1e-5, "steps": []}')
+    with refused("state.unreadable-privacy", path=str(state.privacy)):
+        state.check_still_private()
 
 
 def test_what_is_spent_adds_up(tmp_path: Path) -> None:

@@ -436,8 +436,9 @@ def test_a_limit_that_cannot_be_kept_ends_it_at_once(server: Server, tmp_path: P
     assert re.fullmatch(r"Error: This machine has no temperature sensor .*\n", stderr)
 
 
+@pytest.mark.parametrize("asked", ["train", "judge"])
 def test_rounds_that_stop_protecting_samples_are_skipped(
-    server: Server, tmp_path: Path, said: list[str]
+    asked: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     class Stopped(Exception):  # noqa: N818
         pass
@@ -445,10 +446,17 @@ def test_rounds_that_stop_protecting_samples_are_skipped(
     def rest(seconds: float) -> None:
         raise Stopped
 
+    def judge(*given: object, **more: object) -> None:
+        raise AssertionError("a figure of the samples was computed")
+
+    if asked == "judge":
+        monkeypatch.setattr(
+            round_loop._Rounds, "_take_part", lambda self, work: bool(self._judge(work))
+        )
     state = DeviceState(tmp_path / "state")
     add_spent(state.privacy, SampleSteps(0.5, 1.0, 3), 1e-5)
     with pytest.raises(Stopped):
-        round_loop.run(options(tmp_path), sleep=rest)
+        round_loop.run(options(tmp_path), judge=judge, sleep=rest)
     with refused("trust.no-sample-privacy"):
         state.check_still_private()
     assert (desk(server).state, desk(server).rounds_trained) == ("paused", 0)
