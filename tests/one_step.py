@@ -40,8 +40,9 @@ def check_one_step(
     before = {n: p.detach().clone() for n, p in right.named_parameters()}
     torch.set_default_dtype(torch.float64)  # constants of `forward` too
     try:
-        output = right(x.double() if tokens is None else x)
-        functional.cross_entropy(output, y).backward()
+        wide = x.double() if tokens is None else x
+        functional.cross_entropy(right(wide), y).backward()
+        output = twin_of(model).double().eval()(wide)
     finally:
         torch.set_default_dtype(torch.float32)
     predicted = Predictor(bundle).predict(x.numpy())
@@ -52,7 +53,8 @@ def check_one_step(
     trained = load_file(file)
     for parameter, value in right.named_parameters():
         gradient = torch.zeros_like(value) if value.grad is None else value.grad
-        change = RATE * gradient.numpy()
+        # `forward` may change a parameter before it uses it.
+        change = (before[parameter] - value.detach() + RATE * gradient).numpy()
         actual = before[parameter].numpy() - trained[parameter]
         # float32 rounds the weight that the change is taken from.
         rounding = 2**-24 * np.linalg.norm(before[parameter].numpy())

@@ -198,6 +198,18 @@ class Proximal:
         return {**new, **moved}
 
 
+def moved_state(state: Tensors, before: Tensors, after: Tensors) -> Tensors:
+    """The `state` of an optimizer whose parameters the model itself changes before a step.
+
+    A proximal step counts such a change among the distance from the received parameters.
+    """
+    changed = {f"moved:{name}": name for name, value in after.items() if value is not before[name]}
+    return {
+        key: value + after[changed[key]] - before[changed[key]] if key in changed else value
+        for key, value in state.items()
+    }
+
+
 def select(tensors: Tensors, entries: Sequence[TensorEntry]) -> Mapping[str, Tensor]:
     """Select tensors by their entries.
 

@@ -24,6 +24,7 @@ from device_agent.formats.manifest import Port
 from exporters.decompositions import table
 from exporters.decompositions.decomposition import Decompositions
 from exporters.programs import source_lines
+from exporters.programs.changed_parameters import writes_of
 from exporters.programs.composite_operators import COMPOSITES
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.operator_support import find_unsupported, suggest_alternative
@@ -287,17 +288,18 @@ def unsupported(signature: ProgramSignature, name: str) -> ExportError:
 
 
 def operators(graph: GraphModule) -> Iterator[str]:
-    """List the operators that `graph` calls.
+    """List the operators that `graph` calls, and those of its changes of parameters.
 
     Args:
-        graph: A traced graph.
+        graph: A recorded or traced graph.
 
     Yields:
         Names like aten::convolution, one for each node that calls an operator.
     """
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            yield node.target._schema.name
+    for part in filter(None, (graph, writes_of(graph))):
+        for node in part.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                yield node.target._schema.name
 
 
 def in_double_precision(module: GraphModule) -> GraphModule:

@@ -16,9 +16,10 @@ from torch.fx import GraphModule
 from device_agent.formats.manifest import PREDICT, Dtype, Port, TensorEntry
 from exporters.programs.augmentation import Augmentation, fitting
 from exporters.programs.augmented_samples import augmented
+from exporters.programs.changed_parameters import changed_parameters, writes_of
 from exporters.programs.dropout import SeededDropout, has_dropout
 from exporters.programs.losses import Objective
-from exporters.programs.optimizers import Optimizer, select
+from exporters.programs.optimizers import Optimizer, moved_state, select
 from exporters.programs.program import (
     JointTrace,
     ProgramSignature,
@@ -139,12 +140,15 @@ def train_signature(
     loss = BatchLoss(
         graph, sample_shape, buffers, penalty, reads, names, target, masked, tuple(augment)
     )
+    writes = writes_of(graph)
 
     def step(feeds: Tensors) -> dict[str, Tensor]:
-        current = select(feeds, parameters)
+        given, state = select(feeds, parameters), select(feeds, kept)
+        current = {**given, **changed_parameters(writes, feeds)}
         rate = feeds["rate"] if optimizer.scaled else None
         gradients, value, statistics = loss.gradients(feeds, current, rate)
-        new = optimizer.update(current, gradients, select(feeds, kept), feeds["rate"])
+        state = moved_state(state, given, current)
+        new = optimizer.update(current, gradients, state, feeds["rate"])
         results = {f"{key}+": tensor for key, tensor in {**new, **statistics}.items()}
         return {"loss": value, **results}
 
@@ -273,9 +277,11 @@ def forward_signature(
     Returns:
         The signature.
     """
+    writes = writes_of(graph)
 
     def function(feeds: Tensors) -> dict[str, Tensor]:
-        return {"output": run(graph, feeds, feeds["x"], names)}
+        tensors = {**feeds, **changed_parameters(writes, feeds)}
+        return {"output": run(graph, tensors, feeds["x"], names)}
 
     return ProgramSignature(
         name=name,
@@ -318,12 +324,13 @@ def prediction_signatures(
         (output,) = predict.outputs
         predict = replace(predict, outputs=(packed_port(output, target.outputs),))
 
+    forward = predict.function
+
     def function(feeds: Tensors) -> dict[str, Tensor]:
-        output = run(graph, feeds, feeds["x"], names)
-        return target.measured(output, feeds["y"])
+        return target.measured(forward(feeds)["output"], feeds["y"])
 
     def both(feeds: Tensors) -> dict[str, Tensor]:
-        output = run(graph, feeds, feeds["x"], names)
+        output = forward(feeds)["output"]
         return {**target.measured(output, feeds["y"]), "output": output}
 
     x, *state = predict.inputs

@@ -40,6 +40,7 @@ from exporters.recording.model_checks import (
     name_batch,
 )
 from exporters.recording.model_output import OutputForm, return_packed_output
+from exporters.recording.parameter_writes import take_out_writes
 from exporters.recording.recording_comparison import check_recording
 from exporters.recording.replacements.custom_gradients import custom_gradient, own_gradients
 from exporters.recording.shared_tensors import (
@@ -171,6 +172,8 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         check_sizes(graph)
         check_operators(graph)
     check_deterministic(training, inference)
+    for graph in (training, inference):
+        take_out_writes(graph, [n for n, v in model.named_parameters() if v.requires_grad])
     check_writes(training, inference, kept_tensors(model))
     output = output_node(training).meta["val"]
     check_output(output, input_node(training).meta["val"].shape[0])
@@ -297,7 +300,8 @@ def record_current_mode(
     """ATen graph of `model` in its current mode. Raises ModelError if it cannot be recorded."""
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
-        graph = exported(model, kept_tensors(model), example)
+        changed = kept_tensors(model) | {name for name, _ in model.named_parameters()}
+        graph = exported(model, changed, example)
     except EdgeTailorError:
         raise
     except Exception as error:  # the model's own code may raise any error

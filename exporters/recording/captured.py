@@ -7,6 +7,7 @@ from torch.fx import GraphModule
 
 from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Dtype, Part
+from exporters.programs.changed_parameters import names_of_changed
 from exporters.programs.losses import class_count
 from exporters.recording.model_output import SINGLE, OutputForm
 
@@ -43,6 +44,11 @@ class Captured:
     input_range: InputRange = ()
     parts: tuple[Part, ...] = ()
     outputs: OutputForm = SINGLE
+
+    @property
+    def changed(self) -> set[str]:
+        """The names of the trained parameters that the model changes before it uses them."""
+        return names_of_changed(self.training) | names_of_changed(self.inference)
 
     @property
     def classes(self) -> int:

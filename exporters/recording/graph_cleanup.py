@@ -15,6 +15,7 @@ from exporters.programs.recorded_graph import (
     is_impure,
     is_integer_attribute,
     writes_in_place,
+    written_inputs,
 )
 from exporters.recording.functional_form import UNTRACKED
 from exporters.recording.model_checks import NUMBERS
@@ -136,7 +137,7 @@ def inline_regions(graph: GraphModule) -> None:
     """Move operators under `torch.no_grad` and a disabled `torch.autocast` into `graph` itself.
 
     torch records such regions as separate graphs. The outputs of a region under `no_grad` are
-    detached.
+    detached, except tensors of the model that the region changes in place.
     """
     for node in list(graph.graph.nodes):
         if node.target is NO_GRAD:
@@ -156,13 +157,20 @@ def inline_regions(graph: GraphModule) -> None:
             results = graph.graph.graph_copy(inside.graph, own)
             values = list(results) if isinstance(results, tuple | list) else [results]
             if not enabled:
-                values = [detached(graph, value) for value in values]
+                values = [v if is_own_tensor(v) else detached(graph, v) for v in values]
         for user in list(node.users):
             user.replace_all_uses_with(values[user.args[1]])
             graph.graph.erase_node(user)
         graph.graph.erase_node(node)
         if not region.users:
             graph.graph.erase_node(region)
+
+
+def is_own_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor of the model, or the result of a write into such a tensor."""
+    while isinstance(value, Node) and writes_in_place(value):
+        value = next(written_inputs(value))
+    return isinstance(value, Node) and value.op == "get_attr"
 
 
 def detached(graph: GraphModule, value: Any) -> Any:

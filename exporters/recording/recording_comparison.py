@@ -1,7 +1,7 @@
 """Compares the outputs and gradients of a recording with those of the recorded model."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
+from exporters.programs.changed_parameters import changed_parameters, writes_of
 from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
 from exporters.programs.sample_ranges import end_of_range, samples_in_range
@@ -50,11 +51,12 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
         ModelError: The results differ, or the model itself fails or is not finite.
     """
     check_ids(model, captured)
+    check_repeated_changes(captured)
     for training, graph in ((True, captured.training), (False, captured.inference)):
         generator = torch.Generator().manual_seed(0)
         x = random_samples(captured, generator)
         if packs_sequences(graph) and training:
-            check_padded_length(model, x)
+            check_padded_length(model, x, captured.changed)
         # Run them one after the other, because each needs memory for activations.
         expected, references, state = original_results(model, training, captured, x, generator)
         sizes = total_norm([expected]), total_norm(references.values())
@@ -82,7 +84,7 @@ def original_results(
     are computed only in training mode.
     """
     # A copy: running the model updates the statistics of its batch norms.
-    original = twin_of(model, captured.buffers).train(training)
+    original = twin_of(model, captured.buffers.keys() | captured.changed).train(training)
     graph = captured.training if training else captured.inference
     packing: AbstractContextManager[None] = nullcontext()
     if packs_sequences(graph):
@@ -93,11 +95,30 @@ def original_results(
     if not training:
         return output.detach(), {}, {}
     parameters = dict(original.named_parameters())
+    check_attributes({name: parameters[name] for name in captured.changed})
     # A copy: checkpoints run batch norms again in the backward pass.
     after = parameters | {n: v.clone() for n, v in original.named_buffers()}
     leaves = [parameters[name] for name in captured.parameters]
     own = original_gradients(output, random_like(output, generator), leaves)
     return output.detach(), dict(zip(captured.parameters, own, strict=True)), after
+
+
+def check_attributes(changed: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if `forward` has noted a tensor as an attribute of a parameter.
+
+    Binarized networks note the weight before its change so. A recording would forget it.
+    """
+    for name, parameter in changed.items():
+        for attribute, value in vars(parameter).items():
+            if isinstance(value, Tensor):
+                raise ModelError(
+                    "The model changes its parameter {tensor!r} and keeps a tensor as the "
+                    "attribute {attribute!r} of this parameter, which a device does not have. "
+                    "Register it as a buffer, or compute with a changed copy of the parameter.",
+                    code="model.writes-own-tensor",
+                    tensor=name,
+                    attribute=attribute,
+                )
 
 
 def packs_sequences(graph: GraphModule) -> bool:
@@ -106,13 +127,13 @@ def packs_sequences(graph: GraphModule) -> bool:
     return any(node.target in packed for node in graph.graph.nodes)
 
 
-def check_padded_length(model: nn.Module, x: Tensor) -> None:
+def check_padded_length(model: nn.Module, x: Tensor, changed: Container[str]) -> None:
     """Raise ModelError if the output of `model` depends on the longest sequence of the batch."""
     outputs = list[object]()
     for context in (sorted_packing(), sorted_packing(longer=True), replaced_functions()):
         try:
             with context:
-                returned = sized(twin_of(model).eval(), x)(x)
+                returned = sized(twin_of(model, changed).eval(), x)(x)
                 outputs.append(output_form(returned, len(x)).pack(returned))
         except Exception:  # the user's code may raise anything
             outputs.append(None)
@@ -151,6 +172,7 @@ def recorded_results(
     """
     tensors = {n: v.detach() for n, v in captured.tensors.items()}
     tensors |= {n: v.clone() for n, v in tensors.items() if n in captured.buffers}
+    tensors |= changed_parameters(writes_of(graph), tensors)
     leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
     # The same seed in both runs, so that dropouts use the same masks.
     with SeededBernoulli(0):
@@ -201,9 +223,26 @@ def check_state(
         )
 
 
+def check_repeated_changes(captured: Captured) -> None:
+    """Raise ModelError if a second prediction would change the model's parameters again."""
+    writes, generator = writes_of(captured.inference), torch.Generator().manual_seed(0)
+    tensors = {name: value.detach() for name, value in captured.tensors.items()}
+    tensors |= {n: torch.randn(tensors[n].shape, generator=generator) for n in captured.changed}
+    once = changed_parameters(writes, tensors)
+    for name, again in changed_parameters(writes, tensors | once).items():
+        if not total_norm([again - once[name]]) <= RECORDING_TOLERANCE * total_norm([again]):
+            raise ModelError(
+                "Each prediction changes the model's parameter {tensor!r} further. A prediction "
+                "must leave the model as it is: change the parameter only `if self.training:`.",
+                code="model.writes-own-tensor",
+                tensor=name,
+            )
+
+
 def random_outputs(captured: Captured, generator: torch.Generator) -> Tensor:
     """The outputs of the recorded model in inference for random samples, packed."""
     tensors = {name: value.detach() for name, value in captured.tensors.items()}
+    tensors |= changed_parameters(writes_of(captured.inference), tensors)
     with torch.no_grad():
         output = functional_call(
             captured.inference, tensors, (random_samples(captured, generator),)
@@ -249,7 +288,7 @@ def check_ids(model: nn.Module, captured: Captured) -> None:
     for x in tried:
         try:
             with torch.no_grad(), SeededBernoulli(0):
-                sized(twin_of(model).eval(), x)(x)
+                sized(twin_of(model, captured.changed).eval(), x)(x)
         except Exception as error:  # the user's code may raise anything
             if is_wrong_id(error):
                 raise wrong_ids(error, bool(captured.input_range)) from error

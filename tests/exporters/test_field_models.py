@@ -51,15 +51,22 @@ def gradients(
     nudge: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, Tensor]:
-    """PyTorch's gradients with the device's masks and draws, for weights off by `nudge`."""
+    """PyTorch's gradients with the device's masks and draws, for weights off by `nudge`.
+
+    What `forward` itself changes in a parameter is added, as if a gradient had changed it.
+    """
     right = copy.deepcopy(model).to(dtype).train()
     for value in right.parameters():
         value.data *= 1 + nudge * torch.randn_like(value)
+    start = {name: value.detach().clone() for name, value in right.named_parameters()}
     with SeededBernoulli(SEED), uniform_draws():
         output = right(x.to(dtype) if x.is_floating_point() else x)
     loss_of(row, output, y).backward()
     return {
-        name: (torch.zeros_like(value) if value.grad is None else value.grad).double()
+        name: (
+            (torch.zeros_like(value) if value.grad is None else value.grad)
+            + (start[name] - value.detach()) / RATE
+        ).double()
         for name, value in right.named_parameters()
         if value.requires_grad
     }

@@ -1,5 +1,7 @@
 """Biosignals: EEG, ECG and wearables."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
@@ -38,6 +40,36 @@ class EEGNet(nn.Module):
             x = x.unsqueeze(1)
         x = self.block2(self.block1(x))
         return self.classifier(x.view(x.size(0), -1))
+
+
+class Conv2dWithConstraint(nn.Conv2d):
+    def __init__(self, *args: Any, max_norm: float = 1.0, **kwargs: Any) -> None:
+        self.max_norm = max_norm
+        super().__init__(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=self.max_norm)
+        return super().forward(x)
+
+
+class LinearWithConstraint(nn.Linear):
+    def __init__(self, *args: Any, max_norm: float = 0.25, **kwargs: Any) -> None:
+        self.max_norm = max_norm
+        super().__init__(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.copy_(torch.renorm(self.weight, p=2, dim=0, maxnorm=self.max_norm))
+        return super().forward(x)
+
+
+class ConstrainedEEGNet(EEGNet):
+    """With the largest norms of its paper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block1[3] = Conv2dWithConstraint(4, 8, (6, 1), groups=4, bias=False)
+        self.classifier = LinearWithConstraint(self.classifier.in_features, 4)
 
 
 class SqueezeExcite(nn.Module):

@@ -110,6 +110,7 @@ MODELS = {
     "x-vector": FieldModel(speech.XVector, numbers(12, 20), whole(6)),
     # Biosignals
     "eegnet": FieldModel(biosignals.EEGNet, numbers(6, 64), whole(4)),
+    "eegnet with largest norms": FieldModel(biosignals.ConstrainedEEGNet, numbers(6, 64), whole(4)),
     "ecg resnet": FieldModel(biosignals.ECGResNet, numbers(12, 64), whole(5)),
     "tcn": FieldModel(biosignals.TCN, numbers(20, 3), whole(6)),
     "sleep stages": FieldModel(biosignals.SleepStager, numbers(4, 64), whole(5, 4)),

@@ -16,7 +16,7 @@ class Full(Family):
 
     def split(self, request: SplitRequest) -> Submodel:
         """See Family."""
-        captured = request.capture()
+        captured = request.capture(changing=True)
         entries = (
             *dense_tensor_entries(captured, captured.parameters, "parameter"),
             *dense_tensor_entries(captured, captured.frozen, "frozen"),

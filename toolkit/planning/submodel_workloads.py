@@ -16,6 +16,7 @@ from device_agent.formats.manifest import Record, Step, Train, uploaded
 from exporters.cache_folder import cache_folder
 from exporters.export import compile_graphs
 from exporters.onnx.graph_workload import signature_work
+from exporters.programs.changed_parameters import writes_of
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.program_identity import digest, environment, sources_digest
 from exporters.recording.capture import SharedRecording, capture
@@ -241,7 +242,8 @@ def content(captured: Captured) -> Iterable[str]:
     The texts describe the model's own graphs and the shapes of its tensors. They also say for each
     tensor whether all its numbers are zero, because such a weight is not factorized.
     """
-    for graph in (captured.training, captured.inference):
+    graphs = captured.training, captured.inference
+    for graph in filter(None, (*graphs, *map(writes_of, graphs))):
         yield graph.code
         yield from (f"{node.name} {node.meta.get('val')}" for node in graph.graph.nodes)
     for name, tensor in captured.tensors.items():

@@ -11,7 +11,7 @@ from exporters.programs.program import Program
 from exporters.programs.recorded_graph import names_of_kept_values
 from exporters.recording.capture import capture
 from exporters.recording.captured import Captured
-from profiles.errors import ModelError, UpdateError
+from profiles.errors import ModelError, SpecError, UpdateError
 from toolkit.submodels.capacity import Counts
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -45,9 +45,27 @@ class SplitRequest:
     spec: Spec
     training: TrainingConfig
 
-    def capture(self) -> Captured:
-        """Record the graphs of the model. Raises ModelError if they cannot be recorded."""
-        return capture(self.model, self.sample_shape)
+    def capture(self, *, changing: bool = False) -> Captured:
+        """Record the graphs of the model.
+
+        Args:
+            changing: Whether the family can train a model that changes its own parameters.
+
+        Raises:
+            ModelError: The model cannot be recorded.
+            SpecError: The model changes its own parameters, but the family cannot train it then.
+        """
+        captured = capture(self.model, self.sample_shape)
+        for name in sorted(captured.changed) if not changing else ():
+            raise SpecError(
+                "{spec!r}: the model changes its own parameter {tensor!r} before it uses it, and "
+                "only `full` can train such a model. Use `full`, or leave the parameter as it is "
+                "and compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
+                code="spec.changed-parameter",
+                spec=str(self.spec),
+                tensor=name,
+            )
+        return captured
 
 
 @dataclass(frozen=True)

@@ -318,15 +318,14 @@ def data_of(_: Any, x: Tensor) -> Tensor:
 def set_data(_: Any, x: Tensor, value: Tensor) -> None:
     """`x.data = value`: a write into `x`, without a gradient.
 
-    Raises ModelError for parameters and for values of another shape.
+    Raises ModelError for results of operators and for values of another shape.
     """
-    if not x.requires_grad and x.shape == value.shape:
+    if (x.is_leaf or not x.requires_grad) and x.shape == value.shape:
         x.detach().copy_(value.detach())
         return
     raise ModelError(
-        "The model replaces the `data` of a tensor{place}. Compute with the new value instead, as "
-        "in F.linear(x, weight.clamp(-1, 1)). If the first batch sets a parameter, run the model "
-        "once on real samples in the function that makes the model.",
+        "The model replaces the `data` of a tensor by values of another shape, or the `data` of a "
+        "result{place}. Compute with the new value instead, as in F.linear(x, weight[:8]).",
         code="model.writes-own-tensor",
         place=called_place(),
     )
