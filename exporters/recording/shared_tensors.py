@@ -56,7 +56,7 @@ def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
     """Copy `model`, but share the numbers of its parameters.
 
     Running the copy may change buffers, such as the statistics of batch norms, and the parameters
-    in `changing`, so these are copied. `Captured.changed` has the trained ones that a model changes.
+    in `changing`, so these are copied. `Captured.changed` has the trained ones that it may change.
     """
     parameters = {
         id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
