@@ -8,7 +8,8 @@ updates are left that explain the fall together (delta debugging, Zeller and Hil
 Hostile devices can also cancel the progress of the others. Then nothing falls, but the quality
 stays as it is. So updates are left out, too, if the others make the accuracy rise clearly above all
 earlier models while the whole round does not. Most models that do not rise are just trained, and
-nothing helps. So this search is short, and the longer the stall, the rarer it is.
+nothing helps. So this search is short, and the longer the stall, the rarer it is. It is most
+frequent while the accuracy rises slowly.
 """
 
 import math
@@ -149,10 +150,10 @@ def harmful(
         is_good: Whether the model is good if these updates are left out.
         stalled: Give up if the model is not good without one half or the other.
     """
-    if len(updates) < LEAST_UPDATES:
+    most = int((STALL_SHARE if stalled else 0.5) * len(updates))
+    if len(updates) < LEAST_UPDATES or most == 0:
         return []
     good, middle = cache(is_good), len(updates) // 2
-    most = int((STALL_SHARE if stalled else 0.5) * len(updates))
     # Leaving out many updates may spoil a model, too. So the first few are tried alone before.
     for size in (2**n for n in range(most.bit_length())):
         if good(frozenset(updates[:size])):

@@ -55,6 +55,9 @@ def test_a_stall_that_nobody_explains_is_noticed_soon() -> None:
 
     assert harmful([f"device-{n}" for n in range(40)], never, stalled=True) == []
     assert [len(out) for out in calls] == [1, 2, 4, 8, 20, 20]
+    calls.clear()
+    assert harmful(["one", "two", "three"], never, stalled=True) == []
+    assert not calls  # 30% of three updates is less than one
 
 
 @given(st.integers(4, 60), st.integers(1, 30))
