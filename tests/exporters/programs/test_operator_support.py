@@ -17,7 +17,7 @@ from exporters.recording.capture import record_current_mode
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime, check_predictions
 from operator_rows import COMBINED, GROUPS, ROWS, recorded
-from parameters import half_quick, some_long
+from parameters import some_long
 from refusals import refused
 from row_kinds import of
 from uncovered_rows import REFUSED, check_refused
@@ -55,7 +55,7 @@ def test_the_test_rows_match_the_table() -> None:
     assert all(ROWS.values())
 
 
-@pytest.mark.parametrize("name", half_quick(REFUSED))
+@pytest.mark.parametrize("name", REFUSED)
 def test_unsupported_operators_are_refused_with_their_place_and_an_alternative(name: str) -> None:
     check_refused(name, to_onnx)
 

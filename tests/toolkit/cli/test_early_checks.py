@@ -1,14 +1,16 @@
 """Mistakes that every command refuses before it imports torch."""
 
+import json
 import os
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from commands import ROOT, Done, refusal, run, stages
-from parameters import half_quick
+from commands import LIMIT_S, ROOT, Done, environment, refusal, stages
 from refusals import refused
 from toolkit.cli.early_checks import check_some_spec, check_specs
 from toolkit.coordinator.storage.folder_lock import FolderLock
@@ -17,6 +19,7 @@ from toolkit.submodels.model_reference import check_reference
 
 SHAPE = ("--input-shape", "1,6,6")
 MODEL = ("toolkit.models:resnet20", *SHAPE)
+SERVE = ("serve", "fleet.toml")
 
 
 @pytest.fixture
@@ -29,39 +32,33 @@ def torchless(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    half_quick(
-        [
-            (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "did you mean 'low-rank'?"),
-            (("inspect", *MODEL, "--submodel", "full:"), "'full:'"),
-            (("inspect", "toolkit.models:resnet21", *SHAPE), "Did you mean resnet20 or resnet"),
-            (("inspect", "toolkit.model:resnet20", *SHAPE), "Did you mean models or "),
-            (("inspect", *MODEL, "--weights", "w"), "w cannot be read: No such file or directory."),
-            (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "did you mean 'width'?"),
-            (("export", *MODEL, "--out", "blocked"), "blocked exists already"),
-            (("export", *MODEL, "--out", "b", "--tiers", "t.toml"), "t.toml cannot be read"),
-            (("export", *MODEL, "--out", "b", "--tiers", "tiers.toml"), "did you mean 'slice'?"),
-            (("plan", *MODEL, "--profile", "toaster"), "'toaster'"),
-            (("plan", *MODEL, "--profile", "android-low", "--submodel", "cpp:2"), "'cp'"),
-            (("plan", "toolkit.models:vgg9", *SHAPE, "--profile", "android-low"), "mean vgg8?"),
-            (("evaluate", *MODEL, "--weights", "w", "--data", "d.npz"), "w cannot be read"),
-            (
-                ("evaluate", *MODEL, "--weights", "blocked/torch.py", "--data", "d.npz"),
-                "d.npz does",
-            ),
-            (("aggregate", "global", "one", "--out", "new"), "global cannot be read"),
-            (("demo", "--out", "blocked"), "blocked exists already"),
-            (("serve", "fleet.toml"), "fleet.toml cannot be read"),
-            (("serve", "tiers.toml"), "tiers.toml"),
-            (("report", "full.json"), "full.json cannot be read"),
-        ]
-    ),
-)
-def test_a_typo_is_refused_without_torch(
-    torchless: Path, arguments: tuple[str, ...], said: str
-) -> None:
-    assert said in refusal(torchless_run(torchless, *arguments))
+TYPOS = [
+    (("inspect", *MODEL, "--submodel", "lowrank:0.25"), "did you mean 'low-rank'?"),
+    (("inspect", *MODEL, "--submodel", "full:"), "'full:'"),
+    (("inspect", "toolkit.models:resnet21", *SHAPE), "Did you mean resnet20 or resnet"),
+    (("inspect", "toolkit.model:resnet20", *SHAPE), "Did you mean models or "),
+    (("inspect", *MODEL, "--weights", "w"), "w cannot be read: No such file or directory."),
+    (("export", *MODEL, "--out", "b", "--submodel", "widht:0.5"), "did you mean 'width'?"),
+    (("export", *MODEL, "--out", "blocked"), "blocked exists already"),
+    (("export", *MODEL, "--out", "b", "--tiers", "t.toml"), "t.toml cannot be read"),
+    (("export", *MODEL, "--out", "b", "--tiers", "tiers.toml"), "did you mean 'slice'?"),
+    (("plan", *MODEL, "--profile", "toaster"), "'toaster'"),
+    (("plan", *MODEL, "--profile", "android-low", "--submodel", "cpp:2"), "'cp'"),
+    (("plan", "toolkit.models:vgg9", *SHAPE, "--profile", "android-low"), "mean vgg8?"),
+    (("evaluate", *MODEL, "--weights", "w", "--data", "d.npz"), "w cannot be read"),
+    (("evaluate", *MODEL, "--weights", "blocked/torch.py", "--data", "d.npz"), "d.npz does"),
+    (("aggregate", "global", "one", "--out", "new"), "global cannot be read"),
+    (("demo", "--out", "blocked"), "blocked exists already"),
+    (("serve", "fleet.toml"), "fleet.toml cannot be read"),
+    (("serve", "tiers.toml"), "tiers.toml"),
+    (("report", "full.json"), "full.json cannot be read"),
+]
+
+
+def test_a_typo_is_refused_without_torch(torchless: Path) -> None:
+    answers = torchless_runs(torchless, [arguments for arguments, _ in TYPOS])
+    for (arguments, said), answer in zip(TYPOS, answers, strict=True):
+        assert said in refusal(answer), arguments
 
 
 FLEET = """
@@ -78,44 +75,66 @@ submodel = "full"
 """
 
 
-def torchless_run(folder: Path, *arguments: object) -> Done:
+EACH = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from toolkit.cli import main
+
+for arguments in json.loads(sys.argv.pop()):
+    sys.argv[1:] = arguments
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+"""Runs commands one after another in one process: each process takes half a second to start."""
+
+
+def torchless_runs(folder: Path, commands: Sequence[Sequence[str]]) -> list[Done]:
+    """Run commands of `edgetailor` in `folder`, where `torch` is that of the fixture."""
     path = os.pathsep.join([str(folder / "blocked"), str(ROOT)])
-    return run("edgetailor", *arguments, cwd=folder, PYTHONPATH=path)
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, json.dumps(commands)],
+        cwd=folder,
+        env=environment(PYTHONPATH=path),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    return [Done(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_port_or_a_state_folder_in_use_is_refused_without_torch(torchless: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (torchless / "fleet.toml").write_text(FLEET.format(port=port))
-        assert f"Port {port} on 127.0.0.1 is in use" in refusal(
-            torchless_run(torchless, "serve", "fleet.toml")
-        )
+        (done,) = torchless_runs(torchless, [SERVE])
+        assert f"Port {port} on 127.0.0.1 is in use" in refusal(done)
     (torchless / "fleet.toml").write_text(FLEET.format(port=0))
     lock = FolderLock(torchless / "blocked")
     (torchless / "fleet.toml").write_text('state = "blocked"' + FLEET.format(port=0))
-    done = torchless_run(torchless, "serve", "fleet.toml")
+    (done,) = torchless_runs(torchless, [SERVE])
     lock.release()
     assert f"{torchless / 'blocked'} is in use" in refusal(done)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_stage_is_shown_before_torch_is_imported(torchless: Path) -> None:
+    commands = [
         ("inspect", *MODEL),
         ("export", *MODEL, "--out", "b"),
         ("plan", *MODEL, "--profile", "android-low"),
         ("evaluate", *MODEL, "--weights", "d.npz", "--data", "d.npz"),
         ("aggregate", "d.npz", "one", "--out", "new"),
         ("simulate", "fleet.toml"),
-    ],
-)
-def test_a_stage_is_shown_before_torch_is_imported(
-    torchless: Path, arguments: tuple[str, ...]
-) -> None:
+    ]
     (torchless / "d.npz").touch()
     (torchless / "fleet.toml").write_text(FLEET.format(port=0))
-    done = torchless_run(torchless, *arguments)
-    assert stages(done) == ["loading PyTorch"]
+    for arguments, done in zip(commands, torchless_runs(torchless, commands), strict=True):
+        assert stages(done) == ["loading PyTorch"], arguments
 
 
 def test_specs_that_no_model_could_satisfy() -> None:

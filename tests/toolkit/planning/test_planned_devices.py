@@ -21,7 +21,7 @@ from edgetailor import split
 from exporters.export import export
 from log_messages import logged
 from made_calibration import DEVICE
-from parameters import half_quick, some_long
+from parameters import some_long
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES, UNCALIBRATED
 from profiles.cost_model.prediction import predict_memory
 from profiles.documents.device_profile import DeviceProfile
@@ -153,21 +153,19 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
 
 @pytest.mark.parametrize(
     ("profile", "status", "code"),
-    half_quick(
-        [
-            (None, 409, "join.needs-profile"),
-            ({}, 422, "join.bad-profile"),
-            (PROFILE | {"memory_bytes": "much"}, 422, "join.bad-profile"),
-            (PROFILE | {"version": 99}, 422, "join.bad-profile"),
-            (PROFILE | {"memory_available_bytes": 0}, 422, "join.bad-profile"),
-            (changed(node_s=1e308), 422, "join.bad-profile"),
-            (changed(timings=[["product", [], 1.0]]), 422, "join.bad-profile"),
-            (changed(timings=[["product", [1, 2, 3, 2**64], 1.0]]), 422, "join.bad-profile"),
-            (changed(timings=[]), 409, "join.unusable-profile"),
-            (PROFILE | {"title": "x" * 2_000_000}, 422, "join.bad-profile"),
-            (PROFILE | {"title": "x" * 140_000}, 422, "join.bad-profile"),
-        ]
-    ),
+    [
+        (None, 409, "join.needs-profile"),
+        ({}, 422, "join.bad-profile"),
+        (PROFILE | {"memory_bytes": "much"}, 422, "join.bad-profile"),
+        (PROFILE | {"version": 99}, 422, "join.bad-profile"),
+        (PROFILE | {"memory_available_bytes": 0}, 422, "join.bad-profile"),
+        (changed(node_s=1e308), 422, "join.bad-profile"),
+        (changed(timings=[["product", [], 1.0]]), 422, "join.bad-profile"),
+        (changed(timings=[["product", [1, 2, 3, 2**64], 1.0]]), 422, "join.bad-profile"),
+        (changed(timings=[]), 409, "join.unusable-profile"),
+        (PROFILE | {"title": "x" * 2_000_000}, 422, "join.bad-profile"),
+        (PROFILE | {"title": "x" * 140_000}, 422, "join.bad-profile"),
+    ],
     ids=[
         "none",
         "empty",

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetailor import TrainingConfig, split
-from parameters import half_quick, some_long
+from parameters import some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM
 from toolkit.submodels.global_model import from_model
@@ -194,7 +194,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", half_quick(REFUSED))
+@pytest.mark.parametrize("name", REFUSED)
 def test_an_lstm_that_cannot_be_cut_along_time(name: str) -> None:
     lstm, read, skip, code, words = REFUSED[name]
     model = Sequence(lstm, read)

@@ -26,7 +26,7 @@ from device_agent.inference.predictor import Predictor
 from device_agent.inference.release_trial import TrialResult
 from edgetailor import deploy
 from killing import Job, die_at
-from parameters import half_quick, some_long
+from parameters import some_long
 from profiles.errors import LimitError
 from release_offers import (
     Files,
@@ -205,15 +205,13 @@ TUNED = 7
 @pytest.mark.parametrize("before", some_long([True, False], False))
 @pytest.mark.parametrize(
     ("number", "options", "trial", "after"),
-    half_quick(
-        [
-            (3, {}, take, 3),
-            (3, {}, refuse, 2),
-            (1, {"back": True, "issued": 200}, take, 1),
-            (0, {"back": True, "issued": 200}, take, 0),
-            (3, {"fine_tune": 5}, take, TUNED),
-        ]
-    ),
+    [
+        (3, {}, take, 3),
+        (3, {}, refuse, 2),
+        (1, {"back": True, "issued": 200}, take, 1),
+        (0, {"back": True, "issued": 200}, take, 0),
+        (3, {"fine_tune": 5}, take, TUNED),
+    ],
 )
 def test_killed_at_any_write_of_a_switch_a_device_predicts(
     tmp_path: Path,
