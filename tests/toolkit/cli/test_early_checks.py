@@ -19,7 +19,6 @@ from toolkit.submodels.model_reference import check_reference
 
 SHAPE = ("--input-shape", "1,6,6")
 MODEL = ("toolkit.models:resnet20", *SHAPE)
-SERVE = ("serve", "fleet.toml")
 
 
 @pytest.fixture
@@ -109,17 +108,16 @@ def torchless_runs(folder: Path, commands: Sequence[Sequence[str]]) -> list[Done
 
 
 def test_a_port_or_a_state_folder_in_use_is_refused_without_torch(torchless: Path) -> None:
+    lock = FolderLock(torchless / "blocked")
+    (torchless / "locked.toml").write_text('state = "blocked"' + FLEET.format(port=0))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (torchless / "fleet.toml").write_text(FLEET.format(port=port))
-        (done,) = torchless_runs(torchless, [SERVE])
-        assert f"Port {port} on 127.0.0.1 is in use" in refusal(done)
-    (torchless / "fleet.toml").write_text(FLEET.format(port=0))
-    lock = FolderLock(torchless / "blocked")
-    (torchless / "fleet.toml").write_text('state = "blocked"' + FLEET.format(port=0))
-    (done,) = torchless_runs(torchless, [SERVE])
+        commands = [("serve", "fleet.toml"), ("serve", "locked.toml")]
+        on_port, locked = torchless_runs(torchless, commands)
     lock.release()
-    assert f"{torchless / 'blocked'} is in use" in refusal(done)
+    assert f"Port {port} on 127.0.0.1 is in use" in refusal(on_port)
+    assert f"{torchless / 'blocked'} is in use" in refusal(locked)
 
 
 def test_a_stage_is_shown_before_torch_is_imported(torchless: Path) -> None:

@@ -233,10 +233,8 @@ def test_operators_without_a_runtime_are_refused(
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    half_quick(
-        [(n, "sgd") for n in ("x", "y", "rate", "loss", "correct", "output")]
-        + [("adam_steps", "adam")]
-    ),
+    [(n, "sgd") for n in ("x", "y", "rate", "loss", "correct", "output")]
+    + [("adam_steps", "adam")],
 )
 def test_a_parameter_called_like_a_port_is_refused(name: str, optimizer: Optimizer) -> None:
     """Otherwise a parameter called `rate` could be fed in place of the learning rate."""
