@@ -17,6 +17,7 @@ REASON_LENGTH = 500
 _FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^\s/'\":]+/)*")
 _OF_DATA = re.compile(r"\{(?:number|label)(?:![rs])?(?::[^{}]*)?\}")
 """Fields of templates that are filled in with numbers or labels from the data."""
+_NUMBER = re.compile(r"(?<!\w)[-+]?\d[\d.]*(?:[eE][-+]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -53,7 +54,11 @@ def reported(error: EdgeTailorError) -> str:
         >>> reported(EdgeTailorError("In {data} is {number:g}.", data="/a/b.csv", number=3e4))
         "In b.csv is '...'."
     """
-    text = filled(_OF_DATA.sub("'...'", error.template), error.values)
+    values = error.values
+    if "library" in values:
+        # A runtime's message may have numbers from the data, and a graph can choose them.
+        values = {**values, "reason": _NUMBER.sub("...", str(values["reason"]))}
+    text = filled(_OF_DATA.sub("'...'", error.template), values)
     text = without_folders(text, error.values.values())
     return _QUOTED.sub("'...'", text) if error.code.startswith("data.") else text
 

@@ -35,6 +35,13 @@ FORBIDDEN = {
     ("tensor", 13): "values in another file",
 }
 """Fields that exported graphs never have, and a description of their content."""
+OPERATOR = ("operator", 4)
+RANDOM = frozenset(
+    (b"Bernoulli", b"Dropout", b"Multinomial", b"RandomNormal", b"RandomNormalLike",
+     b"RandomUniform", b"RandomUniformLike")
+)  # fmt: skip
+"""Operators whose results depend on earlier runs. A gradient could tell how many samples came
+before, so noise for one sample would not be enough. Exports draw numbers from a seed."""
 DOMAIN = ("operator", 7)
 EXTERNAL = ("tensor", 14)
 OWN = frozenset({b"", b"ai.onnx"})
@@ -80,6 +87,8 @@ def foreign(
             return FORBIDDEN.get((kind, number), "values in another file")
         if isinstance(value, int):
             continue
+        if (kind, number) == OPERATOR and bytes(value) in RANDOM:
+            return f"the operator {bytes(value).decode()!r}"
         if (kind, number) == DOMAIN and bytes(value) not in domains:
             return f"operators of the domain {bytes(value[:40]).decode('ascii', 'replace')!r}"
         if number in INSIDE[kind]:

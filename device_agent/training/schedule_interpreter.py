@@ -323,7 +323,11 @@ class ScheduleRun(ResumableRun):
         for number in range(len(indices)):
             sample = indices[number : number + 1]
             feeds = self.feeds(signature, instruction.source, sample, step.inputs)
-            results = sessions[step.signature].run(feeds)
+            session = sessions[step.signature]
+            if self.bundle.manifest.runtime == "litert":
+                # A TFLite graph can keep values of earlier samples; a new session has none.
+                session = self.session(step.signature)
+            results = session.run(feeds)
             loss = float(results.pop(LOSS))
             if math.isfinite(loss):
                 losses.append(loss)

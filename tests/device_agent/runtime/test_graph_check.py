@@ -60,6 +60,13 @@ def test_what_no_export_has_is_refused(
         OnnxSession(path, 1)
 
 
+def test_operators_that_remember_earlier_runs_are_refused(tmp_path: Path) -> None:
+    drawn = model(graph(helper.make_node("RandomNormalLike", ["x"], ["y"])))
+    (tmp_path / "train.onnx").write_bytes(drawn.SerializeToString())
+    with refused("bundle.unsafe-graph", found="the operator 'RandomNormalLike'"):
+        check_graph(tmp_path / "train.onnx")
+
+
 def test_exports_pass(bundle_of: BundleOf) -> None:
     paths = list(bundle_of("full").glob("*.onnx"))
     assert paths

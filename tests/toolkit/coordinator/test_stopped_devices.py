@@ -17,6 +17,7 @@ from device_agent.federation.run_options import RunOptions
 from device_agent.federation.stop_report import stop_report, without_folders
 from device_agent.formats.protocol.fleet import DeviceStatus
 from device_agent.formats.protocol.rounds import Stopped, SubmodelFailure
+from device_agent.runtime.runtime_errors import runtime_error
 from profiles.errors import BundleError, DataError, StorageError
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
@@ -180,6 +181,16 @@ def test_no_folder_leaves_the_device() -> None:
         "'/home/ann/a b.npz' and ../x/y.npz": "'a b.npz' and y.npz",
     }.items():
         assert without_folders(text, ["/home/ann/a b.npz"]) == plain
+
+
+def test_no_number_of_a_runtimes_message_leaves_the_device(tmp_path: Path) -> None:
+    """A graph could look up a sample in a table without rows, and the message names the row."""
+    said = ValueError("node Gather_3: indices element out of data bounds, idx=-1234 of [-4,3]")
+    for trouble in ("failed in", "is refused by"):
+        report = stop_report(runtime_error(said, tmp_path / "train.onnx", trouble, "library"), 3)
+        assert report is not None
+        assert not re.search(r"\d", report.reason.replace("Gather_3", ""))
+        assert "Gather_3: indices element out of data bounds" in report.reason
 
 
 FLEET = """
