@@ -11,6 +11,7 @@ from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.identity.trusted_key import TrustedKey
+from device_agent.federation.polling import Polling
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import WEIGHTS
 from device_agent.formats.protocol.rounds import Work
@@ -91,11 +92,11 @@ class SecureSending(NamedTuple):
             kept_apart(work),
         )
         self.client.send_to_sum(work.round, sharer.keys)
-        members = 0
+        members, polling = 0, Polling(self.rest)
         while True:
             step = self.client.secure_step(work.round)
             if step.step == "wait":
-                self.rest(step.ask_again_s)
+                polling.wait(step.ask_again_s)
             elif step.step == "shares":
                 self.key.check(partial(check_group, step))
                 shares, members = sharer.shares(step.members), len(step.members)

@@ -1,5 +1,6 @@
 """What a device with secure sums sends to a coordinator that lies, and what it never sends."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.identity.trusted_key import TrustedKey
+from device_agent.federation.polling import LONGEST_ASKED_S, SHORTEST_S
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.secure_sending import SecureSending
 from device_agent.formats.atomic_files import fingerprint
@@ -40,7 +42,7 @@ WORK = Work(state="train", round=ROUND, secure=TERMS)
 class Lying:
     """A coordinator with two devices of its own, which asks for `steps` one after another."""
 
-    def __init__(self, *steps: str) -> None:
+    def __init__(self, *steps: str | float) -> None:
         self.steps, self.sent, self.tensors = list(steps), [], list[bytes]()
         self._shares: dict[str, str] = {}
         self._members: list[SecureMember] = []
@@ -64,6 +66,8 @@ class Lying:
 
     def secure_step(self, round_: int) -> SecureStep:
         step: Any = self.steps.pop(0)
+        if isinstance(step, float):
+            return SecureStep(step="wait", round=round_, ask_again_s=step)
         return SecureStep(
             step=step,
             round=round_,
@@ -111,10 +115,12 @@ def train(state: DeviceState) -> None:
     write_update(state.update, record, {"w": np.full(4, 0.5, np.float32)})
 
 
-def send(state: DeviceState, coordinator: Lying) -> bool:
+def send(
+    state: DeviceState, coordinator: Lying, rest: Callable[[float], None] = lambda seconds: None
+) -> bool:
     client = cast(CoordinatorClient, coordinator)
     key = TrustedKey(state, client)
-    return SecureSending(state, client, key, lambda seconds: None, 1).add(WORK)
+    return SecureSending(state, client, key, rest, 1).add(WORK)
 
 
 def test_an_update_is_behind_masks_once(tmp_path: Path) -> None:
@@ -129,6 +135,12 @@ def test_an_update_is_behind_masks_once(tmp_path: Path) -> None:
     train(state)
     assert not send(state, Lying("shares", "input", "over"))
     assert DeviceState(tmp_path).masked_updates(ROUND) == 2
+
+
+def test_a_coordinator_cannot_choose_any_wait(tmp_path: Path) -> None:
+    waits: list[float] = []
+    assert not send(device(tmp_path), Lying(1e-3, -5.0, 0.0, 1e300, "over"), waits.append)
+    assert waits == [1e-3, SHORTEST_S, 2 * SHORTEST_S, LONGEST_ASKED_S]
 
 
 def test_an_update_that_was_not_sent_is_used_in_the_next_attempt(tmp_path: Path) -> None:

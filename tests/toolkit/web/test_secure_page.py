@@ -334,6 +334,7 @@ class Lying {
   }
   async secureStep() {
     const step = this.steps.shift();
+    if (typeof step === "number") return { step: "wait", ask_again_s: step };
     if (step === "forged") return { step: "shares", members: this.members, signature: "AAAA" };
     if (step === "shares") return { step, members: this.members, signature: this.signature };
     return step === "input" ? { step, shares: this.shares } : { step };
@@ -354,14 +355,16 @@ for (const steps of JSON.parse(given[0])) {
   const client = new Lying(steps);
   const key = { check: (check) => check(coordinator.key) };
   const bundle = { sha256: sum.bundle, tensors: async () => received };
-  const rest = async () => undefined;
+  const waits = [];
+  const rest = async (milliseconds) => void waits.push(milliseconds);
   const sending = new page.SecureSending(client, own, key, values, rest, bundle, update);
   const work = { round: 3 };
   const result = await sending.add(work, terms).catch((error) => error.code ?? error.message);
   const parts = client.sent.map(([part]) => part);
   const keys = client.sent.filter(([part]) => part === "keys").map(([, body]) => body.mask_key);
   const used = stored.get("secureSums") ?? null;
-  found.push([result, parts, new Set(keys).size, client.uploads, used, client.steps.length]);
+  const left = client.steps.length;
+  found.push([result, parts, new Set(keys).size, client.uploads, used, left, waits]);
 }
 console.log(JSON.stringify(found));
 """
@@ -375,14 +378,16 @@ def test_an_update_is_behind_masks_once(tmp_path: Path) -> None:
         ["shares", "input", "killed"],
         ["forged", "input"],
         ["no step", "shares"],
+        [1e-3, -5, 1e9, "over"],
     ]
     found = json.loads(run_with("secure_sending", SENDING, tmp_path, json.dumps(steps)))
     used = {"round": 3, "masked": 1, "used": "the update"}
     sent = ["keys", "shares", "input"]
     assert found == [
-        [False, sent, 1, 1, used, 2],
-        [False, ["keys", "shares", *sent], 2, 1, used, 0],
-        ["killed", sent[:2], 1, 1, used, 1],
-        ["trust.forged-work", ["keys"], 1, 0, None, 1],
-        ["client.not-a-coordinator", ["keys"], 1, 0, None, 1],
+        [False, sent, 1, 1, used, 2, [250]],
+        [False, ["keys", "shares", *sent], 2, 1, used, 0, []],
+        ["killed", sent[:2], 1, 1, used, 1, []],
+        ["trust.forged-work", ["keys"], 1, 0, None, 1, []],
+        ["client.not-a-coordinator", ["keys"], 1, 0, None, 1, []],
+        [False, ["keys"], 1, 0, None, 0, [1, 250, 300_000]],
     ]

@@ -1,7 +1,7 @@
 /** Adds the update of this device to the secure sum of its round, in place of sending the update. */
 
 import type { Bundle } from "./bundle.js";
-import type { CoordinatorClient, Work } from "./client.js";
+import { LONGEST_ASKED_MS, type CoordinatorClient, type Work } from "./client.js";
 import { Failure } from "./faults.js";
 import type { SecureTerms } from "./messages.js";
 import { groupLines, type SumOf } from "./secure_group.js";
@@ -14,6 +14,9 @@ import { updateVector, type Trained } from "./summed_updates.js";
 import { readAllTensors } from "./tensors.js";
 import type { TrustedKey } from "./trust.js";
 import type { Update } from "./update.js";
+
+/** The wait before the next question, if the coordinator does not say it. */
+const POLL_MS = 250;
 
 export class SecureSending {
   private isSent = false;
@@ -54,7 +57,7 @@ export class SecureSending {
       if (step === null) throw new Failure("client.not-a-coordinator", { origin: this.client.origin });
       switch (step.step) {
         case "wait":
-          await this.rest(1000 * step.askAgainS);
+          await this.rest(waitOf(step));
           break;
         case "shares":
           await this.key.check((key) => checkGroup(step, round, key));
@@ -104,4 +107,8 @@ export class SecureSending {
 
 async function checkGroup({ members, signature }: SecureStep, round: number, key: string): Promise<void> {
   if (!(await isSigned(groupLines(round, members), key, signature))) throw new Failure("trust.forged-work/group", {});
+}
+
+function waitOf({ askAgainS }: SecureStep): number {
+  return askAgainS > 0 ? Math.min(1000 * askAgainS, LONGEST_ASKED_MS) : POLL_MS;
 }
