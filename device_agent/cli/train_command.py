@@ -70,7 +70,9 @@ def train(
     if as_json:
         print_json(msgspec.json.format(msgspec.json.encode(record), indent=1))
     else:
+        # With privacy for samples, an update has no losses.
+        loss = f", loss {record.losses(4)}" if record.loss_first or record.loss_last else ""
         click.echo(
             f"{record.submodel}: {counted(record.steps, 'step')} on "
-            f"{counted(record.samples, 'sample')}, loss {record.losses(4)}; update: {out}"
+            f"{counted(record.samples, 'sample')}{loss}; update: {out}"
         )

@@ -13,6 +13,7 @@ from device_agent.data.data_source import Data
 from device_agent.formats.bundle import manifest_bytes, read_manifest
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.update import UpdateRecord
+from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.personal_model import personal_entries, read_personal, write_personal
 from device_agent.training.schedule_interpreter import OnEpoch, ignore_epoch
@@ -23,6 +24,15 @@ LOST = (
     "The personal model of this bundle is lost after this training. Use --personal "
     "FILE.safetensors to keep it."
 )
+
+
+def _log_spent(steps: SampleSteps, delta: float) -> None:
+    """Log the privacy that the samples spend in this training."""
+    log.info(
+        "This training spends epsilon %.3g at delta %g of the samples' privacy. Earlier ones are "
+        "not counted.",
+        epsilon_of([steps], delta), delta,
+    )  # fmt: skip
 
 
 def train(
@@ -106,6 +116,7 @@ def train(
         options,
         personal=None if file is None else read_personal(file, manifest),
         keep=keep,
+        spend=_log_spent,
         on_epoch=on_epoch,
         force=force,
     ).record

@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from torch import nn
 
 from bundles import once, rewrite
+from device_agent.cli.train_command import train
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.spent_privacy import add_spent, read_spent, spent_text
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.evaluation_counts import EvaluationRequest
-from device_agent.privacy.sample_accountant import SampleSteps
+from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
 from device_agent.training.bundle_training import judge_bundle, local_data
 from device_agent.training.memory_estimate import concurrent_peak_bytes, memory_together
 from device_agent.training.schedule_interpreter import ScheduleRun
@@ -218,6 +220,19 @@ def test_a_graph_learns_nothing_from_seeds_and_stops_no_training(
     assert len(set(seeds_of(1))) == 5
     assert seeds_of(1) == seeds_of(1)
     assert not set(seeds_of(1)) & set(seeds_of(2))
+
+
+def test_training_without_a_coordinator_tells_what_it_spends(
+    bundle: Path, tmp_path: Path, seed: int, said: list[str]
+) -> None:
+    x, y = data(seed)
+    np.savez(tmp_path / "local.npz", x=x, y=y)
+    arguments = [str(bundle), "--data", str(tmp_path / "local.npz"), "--out", str(tmp_path / "u")]
+    result = CliRunner().invoke(train, arguments, catch_exceptions=False)
+    assert result.output == f"full: 10 steps on 20 samples; update: {tmp_path / 'u'}\n"
+    epsilon = epsilon_of([SampleSteps(4 / SAMPLES, 2.0, 10)], 1e-5)
+    spends = f"This training spends epsilon {epsilon:.3g} at delta 1e-05 "
+    assert any(line.startswith(spends) for line in said)
 
 
 def test_other_bundles_have_no_new_fields() -> None:
