@@ -157,28 +157,33 @@ def harmful(
     # Leaving out many updates may spoil a model, too. So the first few are tried alone before.
     for size in (2**n for n in range(most.bit_length())):
         if good(frozenset(updates[:size])):
-            return _needed(list(updates[:size]), frozenset(), good)
+            return _needed(list(updates[:size]), frozenset(), good, most) or []
     if stalled and not any(good(frozenset(half)) for half in (updates[:middle], updates[middle:])):
         return []
-    found = _needed(list(updates), frozenset(), good)
-    return found if len(found) <= most and good(frozenset(found)) else []
+    found = _needed(list(updates), frozenset(), good, most)
+    return found if found is not None and good(frozenset(found)) else []
 
 
 def _needed(
-    group: list[str], out: frozenset[str], is_good: Callable[[frozenset[str]], bool]
-) -> list[str]:
-    """The members of `group` that must be left out, besides those in `out`.
+    group: list[str], out: frozenset[str], is_good: Callable[[frozenset[str]], bool], most: int
+) -> list[str] | None:
+    """The members of `group` that must be left out, besides those in `out`; None above `most`.
 
     Leaving out the whole group makes the model good.
     """
+    if most < 1:
+        return None
     if len(group) == 1:
         return group
     one, other = group[: len(group) // 2], group[len(group) // 2 :]
     for half in (one, other):
         if is_good(out.union(half)):
-            return _needed(half, out, is_good)
-    first = _needed(one, out.union(other), is_good)
-    return first + _needed(other, out.union(first), is_good)
+            return _needed(half, out, is_good, most)
+    first = _needed(one, out.union(other), is_good, most - 1)  # `other` needs at least one
+    if first is None:
+        return None
+    rest = _needed(other, out.union(first), is_good, most - len(first))
+    return None if rest is None else first + rest
 
 
 def judged_text(without: Judged, whole: Judged) -> str:

@@ -68,6 +68,18 @@ def test_the_most_limited_that_explain_a_stall_are_found(count: int, most: int) 
     assert found == (culprits if 10 * len(culprits) <= 3 * count else set())
 
 
+def test_a_search_ends_when_too_many_are_needed() -> None:
+    devices, calls = [f"device-{n}" for n in range(1000)], 0
+
+    def is_good(out: frozenset[str]) -> bool:
+        nonlocal calls
+        calls += 1
+        return out.issuperset(devices[500:])
+
+    assert harmful(devices, is_good, stalled=True) == []
+    assert calls < 2 * 300 + 20  # two for each of the 30%; all 500 would take 1,009
+
+
 def test_the_search_begins_with_the_most_limited() -> None:
     updates = [None, Limited(times=2.0), Limited(samples=900, counted=300), None]
     keys = [search_order(limited, "full") for limited in updates]
