@@ -317,8 +317,8 @@ def _private(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         yield BundleError(
             "{origin} has `privacy`, gradients or a step for each sample. Then its schedule must "
             "have a single instruction, with `privacy` and at least two steps. The first runs on "
-            "each sample and returns only the loss and gradients; the others read only these "
-            "gradients, numbers and tensors. {repair}",
+            "each sample, reads no `classes`, and returns only the loss and gradients; the others "
+            "read only these gradients, numbers and tensors. {repair}",
             code="bundle.not-private",
             origin=origin,
             repair=REPAIR,
