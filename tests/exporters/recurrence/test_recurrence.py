@@ -375,6 +375,9 @@ def test_fading_gradients_are_not_subnormal(kind: str, seed: int) -> None:
     torch.manual_seed(seed)
     case = case_of(Layer(kind, "last", batch_first=True))
     feeds = case.feeds(seed) | {"x": torch.randn(BATCH, 400, FEATURES)}
+    for name, value in feeds.items():  # a plain layer's gradient may also grow
+        if "weight_hh" in name:
+            feeds[name] = value / (2 * torch.linalg.matrix_norm(value, 2)).clamp(min=1)
     with RecurrenceLoops():
         actual = case.signature.function(feeds)["x+"]
     assert actual[:, -1].abs().max() > 0
