@@ -61,7 +61,5 @@ def test_a_page_gets_what_fits_it(
     assert first.storage_free_bytes > 0
     assert first.sources["calibration"].startswith("performance.now, in steps of ")
     assert {timing.kind for timing in first.calibration.timings} == TIMED
-    # One of them may be 0: on a busy machine, a fixed cost of a run is lost in the other times.
-    figures = [getattr(first.calibration, figure) for figure in ("run_s", "node_s", "byte_s")]
-    assert min(figures) >= 0
-    assert max(figures) > 0
+    for figure in ("run_s", "node_s", "byte_s"):
+        assert getattr(first.calibration, figure) > 0, figure
