@@ -20,6 +20,7 @@ from device_agent.formats.protocol.fleet import (
     further_text,
 )
 from device_agent.system.clock import time_text
+from profiles.errors import InputError
 from profiles.text_formatting import counted, have_joined, loss_figure, round_of, visible, wrapped
 
 PATIENCE_S = 5.0
@@ -51,16 +52,16 @@ def fleet_status(state: Path) -> Status:
 
 
 def own_lines(state: Path) -> list[str]:
-    """The last lines of the log of the device in the folder `state`, its privacy and its release.
-
-    Raises InputError if the spent privacy cannot be read.
-    """
+    """The last log lines of the device in the folder `state`, its spent privacy and its release."""
     log = StateFolder(state).log
     kept = last_lines(log, OWN_LINES)
     lines = [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
-    spent = spent_text(StateFolder(state).privacy)
-    if spent is not None:
-        lines.append(f"the samples of this device have spent {spent}")
+    try:
+        spent = spent_text(StateFolder(state).privacy)
+    except InputError as error:  # the rest matters even more
+        lines.append(str(error))
+    else:
+        lines += [] if spent is None else [f"the samples of this device have spent {spent}"]
     current = DeviceReleases(state).read().current
     if current is not None:
         about = f"release {current.number}, the model after round {current.round}"

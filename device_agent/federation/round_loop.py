@@ -25,6 +25,7 @@ from device_agent.federation.releases.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.secure_sending import SecureSending
+from device_agent.federation.skipped_round import SkippedRound, manifest_of
 from device_agent.federation.spent_privacy import add_spent
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.stop_report import BY_OWNER, stop_report, without_folders
@@ -32,11 +33,11 @@ from device_agent.federation.training_attempts import (
     MAX_FAILURES,
     Attempts,
     TrainingFailedError,
+    nothing_sent,
     wait_after,
 )
 from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.input_summary import far_off
-from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.rounds import Progress, Work
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.update import RECORD, TENSORS, decode_record
@@ -47,13 +48,10 @@ from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import judge_bundle, train_bundle
 from device_agent.training.memory_limits import Usage
-from profiles.errors import EdgeTailorError, LimitError, TrustError, UpdateError
+from profiles.errors import LimitError, TrustError, UpdateError
 from profiles.text_formatting import counted, have_joined, in_a_row, one_line
 
 log = logging.getLogger(__name__)
-SKIP_ROUND_S = 3600.0
-"""If the training of a round has failed for good, the round is skipped for this time. Then it is
-tried again, because the round may be waiting for this device alone."""
 LONGEST_NOTE = 300
 """The most characters of a coordinator's note that are logged."""
 CLOSED = "Round %d closed before this device was done: its training is dropped."
@@ -140,23 +138,10 @@ def run(
                 client.stopped(report, again=report.code != BY_OWNER)
             raise
     if not sent and rounds.failed is not None:
-        raise _nothing_sent(rounds.failed)
+        raise nothing_sent(rounds.failed)
     updates = counted(sent, "update")
     log.info("The last round is over; %s sent since this agent started.", updates)
     return sent
-
-
-def _nothing_sent(failed: TrainingFailedError) -> EdgeTailorError:
-    """The error if the agent could not send any update, because its trainings failed."""
-    kind = UpdateError if isinstance(failed.__cause__, UpdateError) else LimitError
-    return kind(
-        "The last round is over, and no update was sent since this agent started. Training "
-        "{submodel} failed in round {round}: {reason}",
-        code="agent.nothing-sent",
-        submodel=failed.failure.submodel,
-        round=failed.round,
-        reason=str(failed),
-    )
 
 
 class _RoundClosedError(Exception):
@@ -211,8 +196,7 @@ class _Rounds:
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
         self._attempts = Attempts(folder.attempts)
-        self._skipped: tuple[int, str] | None = None
-        self._skipped_at = 0.0
+        self._skipped = SkippedRound()
         self._told_inputs: str | None = None
         self._told_evaluation = False
         self._progress = Progress(state="waiting")
@@ -251,7 +235,7 @@ class _Rounds:
                     log.info("The last round is over; this device stays for releases.")
                 stays = True
                 polling.wait_for_release(work.ask_again_s)
-            elif work.state == "wait" or self._is_skipped(work):
+            elif work.state == "wait" or self._skipped.has(work):
                 polling.wait(work.ask_again_s)
             elif self._is_trusted(work):
                 if work.state == "judge":
@@ -282,7 +266,7 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
-        self._manifest = _manifest(work)
+        self._manifest = manifest_of(work)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
@@ -321,16 +305,13 @@ class _Rounds:
         except TrustError as error:
             log.warning("Round %d: %s", work.round, error, extra=fields(round=work.round))
             self._tell(Progress(state="paused", note=str(error)))
-            self._skip(work.round)
+            self._skipped.skip(work.round, self._manifest)
             return False
         return True
 
-    def _skip(self, round_: int) -> None:
-        self._skipped, self._skipped_at = (round_, self._manifest), time.monotonic()
-
     def _judge(self, work: Work) -> None:
         """Evaluate the model of the last round, and send the counts. Skip it if that fails."""
-        self.current, self._manifest = work.round, _manifest(work)
+        self.current, self._manifest = work.round, manifest_of(work)
         log.info("Evaluating the model of round %d, the last", work.round)
         try:
             self._tell(Progress(state="downloading"))
@@ -355,7 +336,7 @@ class _Rounds:
             if isinstance(error, RefusedError) and not error.round_over:
                 raise
             log.warning("The model of the last round was not evaluated: %s", error)
-        self._skip(work.round)
+        self._skipped.skip(work.round, self._manifest)
 
     def _wait_if_paused(self) -> None:
         self._hooks.alive()
@@ -444,14 +425,6 @@ class _Rounds:
         self._progress = progress
         self._client.progress(progress)
 
-    def _is_skipped(self, work: Work) -> bool:
-        if self._skipped is None:
-            return False
-        round_, manifest = self._skipped
-        # A round may reopen with another model. After a restart the manifest is not known.
-        same = round_ == work.round and manifest in ("", _manifest(work))
-        return same and time.monotonic() < self._skipped_at + SKIP_ROUND_S
-
     def _handle_failure(self, failed: TrainingFailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and skip the round."""
         self.failed, failure = failed, failed.failure
@@ -466,16 +439,11 @@ class _Rounds:
         told = replace(failure, reason=without_folders(failure.reason))
         fallback = self._client.report(told)
         self._attempts.forget()
-        self._skip(failed.round)
+        self._skipped.skip(failed.round, self._manifest)
         then = "It has no smaller submodel for this device; trying again in the next round."
         if fallback.submodel not in (None, failure.submodel):
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."
             # The coordinator reopened this round for the smaller submodel.
             if fallback.round == failed.round:
-                self._skipped = None
+                self._skipped.forget()
         log.info("Told the coordinator. %s", then)
-
-
-def _manifest(work: Work) -> str:
-    """The hash of the manifest that `work` offers; empty if there is no offer."""
-    return next((offer.sha256 for offer in work.files if offer.name == MANIFEST), "")

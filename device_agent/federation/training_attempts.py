@@ -14,7 +14,7 @@ from device_agent.federation.stop_report import reported
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Struct, encode
 from device_agent.formats.protocol.rounds import DIVERGED, SubmodelFailure
-from profiles.errors import DoesNotFitError, LimitError, UpdateError
+from profiles.errors import DoesNotFitError, EdgeTailorError, LimitError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -146,6 +146,19 @@ class Attempts:
 def wait_after(failures: int) -> float:
     """Seconds to wait for the next attempt if the last `failures` attempts have failed."""
     return min(FIRST_WAIT_S * 2.0 ** (failures - 1), LONGEST_WAIT_S)
+
+
+def nothing_sent(failed: TrainingFailedError) -> EdgeTailorError:
+    """The error if the agent could not send any update, because its trainings failed."""
+    kind = UpdateError if isinstance(failed.__cause__, UpdateError) else LimitError
+    return kind(
+        "The last round is over, and no update was sent since this agent started. Training "
+        "{submodel} failed in round {round}: {reason}",
+        code="agent.nothing-sent",
+        submodel=failed.failure.submodel,
+        round=failed.round,
+        reason=str(failed),
+    )
 
 
 def _boot_id() -> str:

@@ -50,12 +50,12 @@ def private_signatures(
         ModelError: The model computes statistics over the samples of a batch, or changes its own
             parameters.
     """
-    for name in sorted(captured.changed):
+    if captured.changed:
         raise ModelError(
             "sample_clip does not go with a model that changes its own parameter {tensor!r} before "
             "it uses it. Compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
             code="privacy.changed-parameter",
-            tensor=name,
+            tensor=min(captured.changed),
         )
     for entry in entries:
         if entry.role == "buffer":

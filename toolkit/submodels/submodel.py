@@ -56,14 +56,14 @@ class SplitRequest:
             SpecError: The model changes its own parameters, but the family cannot train it then.
         """
         captured = capture(self.model, self.sample_shape)
-        for name in sorted(captured.changed) if not changing else ():
+        if captured.changed and not changing:
             raise SpecError(
                 "{spec!r}: the model changes its own parameter {tensor!r} before it uses it, and "
                 "only `full` can train such a model. Use `full`, or leave the parameter as it is "
                 "and compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
                 code="spec.changed-parameter",
                 spec=str(self.spec),
-                tensor=name,
+                tensor=min(captured.changed),
             )
         return captured
 

@@ -16,6 +16,7 @@ from torch import nn
 from bundles import once, rewrite
 from device_agent.cli.train_command import train
 from device_agent.federation.device_state import DeviceState
+from device_agent.federation.fleet_status import own_lines
 from device_agent.federation.spent_privacy import add_spent, read_spent, spent_text
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.evaluation_counts import EvaluationRequest
@@ -276,3 +277,5 @@ def test_what_is_spent_adds_up(tmp_path: Path) -> None:
     with refused("state.unreadable-privacy", path=str(file)):
         add_spent(file, SampleSteps(1.0, 5.0, 1), 1e-6)
     assert file.read_text() == "{"
+    (told,) = own_lines(tmp_path)  # `status` tells it, and all else
+    assert told.startswith(f"{file} cannot be read: ")

@@ -120,6 +120,7 @@ def test_killed_at_a_hundred_random_moments(
         ("slice", True, 8),
         ("evaluated", True, 11),
         long_one(("slice", True, 1)),
+        long_one(("evaluated", True, 1)),
         long_one(("float16", True, 1)),
         long_one(("cp", True, 1)),
         # Killed after a write leaves on disk what killed before the next one does.

@@ -1,0 +1,39 @@
+"""The round that a device does not take part in, because its training has failed for good."""
+
+import time
+
+from device_agent.formats.manifest import MANIFEST
+from device_agent.formats.protocol.rounds import Work
+
+SKIP_ROUND_S = 3600.0
+"""How long a round is skipped. Then it is tried again, because the round may be waiting for this
+device alone."""
+
+
+class SkippedRound:
+    """Remembers the last round that was skipped. After a restart it is not known."""
+
+    def __init__(self) -> None:
+        self._round: tuple[int, str] | None = None
+        self._since = 0.0
+
+    def skip(self, round_: int, manifest: str) -> None:
+        """Skip the round while it offers this manifest, which is empty if it is not known."""
+        self._round, self._since = (round_, manifest), time.monotonic()
+
+    def forget(self) -> None:
+        """Skip no round."""
+        self._round = None
+
+    def has(self, work: Work) -> bool:
+        """Whether the round of `work` is skipped. A round may reopen with another model."""
+        if self._round is None:
+            return False
+        round_, manifest = self._round
+        same = round_ == work.round and manifest in ("", manifest_of(work))
+        return same and time.monotonic() < self._since + SKIP_ROUND_S
+
+
+def manifest_of(work: Work) -> str:
+    """The hash of the manifest that `work` offers; empty if there is no offer."""
+    return next((offer.sha256 for offer in work.files if offer.name == MANIFEST), "")
