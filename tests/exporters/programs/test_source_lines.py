@@ -86,6 +86,18 @@ class Samples(Model):
         return self.logits(y)
 
 
+class Ends(Decides):
+    """Notes when it runs on real numbers, for which the loop might never end."""
+
+    ran = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor:
+            Ends.ran = True
+            return self.logits(x)
+        return super().forward(x)
+
+
 INDEX = {"operator": "aten.index.Tensor"}
 RECORDED = {"shape": [1, 6, 6], "dtype": "float32"}
 
@@ -229,3 +241,9 @@ def test_an_operator_without_a_forward_form() -> None:
 )
 def test_files_of_the_user(file: str, own: bool) -> None:
     assert is_users(file) is own
+
+
+def test_code_that_decides_by_values_is_not_run_to_explain_it() -> None:
+    with refused("model.data-dependent-code"):
+        capture(Ends(), SHAPE)
+    assert not Ends.ran
