@@ -12,13 +12,14 @@ ARM64 := .venv-arm64
 AVX512 := .venv-avx512
 FLOWER := .venv-flower
 LOGS := .venv-logs
+PEERS := .venv-peers
 PYTHONS ?= 3.11 3.12 3.13 3.14
 STAMP := $(VENV)/.installed
 PACKAGES := profiles device_agent exporters toolkit edgetailor
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check types-of-packages types-of-tests format docs release-check test-arm64 test-avx512 test-flower test-logs test-pythons coverage
-.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-fashion bench-engines bench-deploy bench-zoo bench-attacks bench-secagg
+.PHONY: help setup demo test test-long test-oldest test-zoo test-web web check types-of-packages types-of-tests format docs release-check test-arm64 test-board test-avx512 test-flower test-logs test-pythons coverage
+.PHONY: bench-families bench-step bench-retired bench-arm64 bench-memory bench-export bench-agent bench-coordinator bench-fleet bench-page bench-plan bench-simulation bench-papers bench-fashion bench-engines bench-deploy bench-zoo bench-attacks bench-secagg bench-privacy bench-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +112,18 @@ test-arm64: setup ## train and test the agent on emulated ARM boards (minutes; D
 	PYTHONPATH=.:tests $(ARM64)/cortex-a72 -m pytest -p no:cacheprovider --noconftest -p conftest -p scripted_http \
 	  $(TORCH_FREE)
 
+# A board's packages are only unpacked here; nothing of them is installed.
+BOARD := .board
+$(BOARD)/disk.raw: tests/board/make_image.sh tests/emulated/get_wheels.sh pyproject.toml constraints.txt | $(STAMP)
+	@command -v qemu-system-aarch64 mmdebstrap qemu-img cpio depmod debugfs ssh >/dev/null || \
+	  apt-get install --yes --quiet --no-install-recommends qemu-system-arm qemu-utils mmdebstrap cpio kmod \
+	  e2fsprogs openssh-client
+	sh tests/board/make_image.sh $(BOARD) $(BIN)/python
+
+test-board: setup $(BOARD)/disk.raw ## the tutorial and power cuts on a whole emulated board (Debian 12 or newer, root); ARGS
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m board -W default -p no:cacheprovider tests/board $(ARGS)
+	@cat $(BOARD)/cases.md
+
 test-avx512: setup ## train on an emulated processor with AVX-512 (10 minutes; Debian 12, x86-64)
 	@command -v bochs-bin >/dev/null || apt-get install --yes --quiet --no-install-recommends \
 	  bochs bochs-term bochsbios vgabios xorriso isolinux syslinux-common busybox-static cpio
@@ -158,7 +171,7 @@ bench-page: setup web ## training in a page beside a native agent, in Chromium (
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,web]'
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_page.py
 
-bench-coordinator: setup ## what requests cost with up to 2,000 devices, and 10,000 that wait (minutes)
+bench-coordinator: setup web ## what requests cost with up to 2,000 devices, and 10,000 that wait (minutes)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_coordinator.py $(ARGS)
 
 bench-fleet: setup ## 300 devices that come and go, with three kinds of rounds and two restarts (20 minutes)
@@ -170,6 +183,9 @@ bench-simulation: setup ## simulated rounds beside plain PyTorch loops, by famil
 bench-attacks: setup ## attacks against defences in simulation; ARGS=--quick for minutes, all else takes days
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_attacks.py $(ARGS)
 
+bench-privacy: setup ## accuracy by epsilon on the digits, three seeds, with a plot (under half an hour); ARGS
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_privacy.py $(ARGS)
+
 bench-secagg: setup ## bytes and seconds of a secure sum, in memory; ARGS="10 100 300" for other groups
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_secagg.py $(ARGS)
 
@@ -179,6 +195,19 @@ bench-engines: $(RAY) ## rounds of simulate in one process, in two and in Ray; F
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check 'flwr[simulation]==1.41.*'
 	$(FLOWER)/bin/python tests/benchmarks/bench_engines.py flower 2>/dev/null
+
+# Clients in environments of their own, as their users install them. The last is tried only alone.
+PEER_PIP := -m pip install --quiet --disable-pip-version-check
+bench-peers: setup ## the same federation by EdgeTailor, Flower and NVFLARE (an hour, 4 GB); ARGS="--runs 1"
+	@test -d /usr/share/datasets/fashion-mnist || apt-get install --yes --quiet dataset-fashion-mnist
+	for peer in edgetailor flower nvflare retired; do $(PYTHON) -m venv $(PEERS)/$$peer || exit 1; done
+	grep '^torch==' constraints.txt > $(PEERS)/torch.txt
+	$(PEERS)/edgetailor/bin/python $(PEER_PIP) -c constraints.txt .
+	$(PEERS)/flower/bin/python $(PEER_PIP) -c $(PEERS)/torch.txt flwr==1.42.0 torch
+	$(PEERS)/nvflare/bin/python $(PEER_PIP) -c $(PEERS)/torch.txt nvflare==2.9.0 torch
+	-$(PEERS)/retired/bin/python $(PEER_PIP) flwr==1.42.0 onnxruntime-training==1.19.2 'onnx==1.16.*' 'numpy<2'
+	for what in alone 'run --model digits_cnn' 'run --model resnet20' 'run --model mobilenet' faults; do \
+	  PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_peers.py $$what $(ARGS) || exit 1; done
 
 # A run that was interrupted continues; finished ones are kept.
 bench-papers: setup ## the papers' methods on digits, into .papers (under an hour); SEEDS="0 1 2"

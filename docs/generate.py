@@ -1,4 +1,4 @@
-"""Write the generated reference pages: errors, the layout of the code, and constructs.
+"""Write the generated reference pages: errors, the layout of the code, constructs and devices.
 
 `python docs/generate.py` writes them; a test compares the files with what this module returns.
 """
@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import construct_table
+import device_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")
@@ -22,6 +23,8 @@ PAGES = ROOT / "docs" / "reference"
 
 FIELD = re.compile(r"\{(\w+)(?:![rs])?(?::[^{}]*)?\}")
 """A name in braces, which the value of this name replaces."""
+START = re.compile(r"Start with .*?\.(?= |$)")
+"""The sentence in the docstring of a folder that names the file to read first."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +212,14 @@ def shown(template: str) -> str:
 
 
 def folders() -> Iterator[tuple[str, str]]:
-    """Each folder of the packages with the first sentence of its `__init__.py`."""
+    """Each folder with the first paragraph of its `__init__.py`, and the file to read first."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("__init__.py")):
             text = ast.get_docstring(syntax_of(path)) or ""
             first = " ".join(text.split("\n\n")[0].split())
-            yield path.parent.relative_to(ROOT).as_posix(), first
+            entry = START.search(" ".join(text.split()))
+            row = f"{first} {entry[0]}" if entry and entry[0] not in first else first
+            yield path.parent.relative_to(ROOT).as_posix(), row
 
 
 def tree() -> str:
@@ -224,7 +229,7 @@ def tree() -> str:
 
 
 def layout_page() -> str:
-    """`layout.md`: one line for each folder of the source."""
+    """`layout.md`: one line for each folder of the source, with the file to read first."""
     return (
         "# Layout of the source\n\n"
         "Packages import in one direction:\n"
@@ -245,6 +250,7 @@ def contributing(text: str) -> str:
 
 PAGES_BY_NAME = {
     "constructs.md": construct_table.page,
+    "devices.md": device_table.page,
     "errors.md": error_page,
     "layout.md": layout_page,
 }

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from device_agent.profiling.profiler import profile_bundle as profile
     from device_agent.training.standalone_training import train as train
     from exporters.export import ExportedBundle as ExportedBundle
-    from exporters.objectives.labels import classes as classes
-    from exporters.objectives.labels import loss as loss
-    from exporters.objectives.labels import numbers as numbers
+    from exporters.objectives.own_loss_labels import classes as classes
+    from exporters.objectives.own_loss_labels import loss as loss
+    from exporters.objectives.own_loss_labels import numbers as numbers
     from exporters.recording.inputs.input_ranges import set_input_range as set_input_range
     from exporters.recording.inputs.joined_inputs import join_inputs as join_inputs
     from exporters.recording.inputs.packed_inputs import pack_inputs as pack_inputs
@@ -63,7 +63,7 @@ HOMES = {
     "TrainingConfig": "toolkit.submodels.hyperparameters",
     "UpdateRecord": "device_agent.formats.update",
     "aggregate": "toolkit.aggregation.aggregate",
-    "classes": "exporters.objectives.labels",
+    "classes": "exporters.objectives.own_loss_labels",
     "deploy": "toolkit.deployment.deploy",
     "evaluate": "toolkit.model_evaluation",
     "export": "toolkit.exporting.submodel_export",
@@ -71,8 +71,8 @@ HOMES = {
     "join_inputs": "exporters.recording.inputs.joined_inputs",
     "load_device": "profiles.documents.device_profile",
     "load_model": "toolkit.submodels.model_loading",
-    "loss": "exporters.objectives.labels",
-    "numbers": "exporters.objectives.labels",
+    "loss": "exporters.objectives.own_loss_labels",
+    "numbers": "exporters.objectives.own_loss_labels",
     "pack_inputs": "exporters.recording.inputs.packed_inputs",
     "plan": "toolkit.planning.model_plan",
     "profile": "device_agent.profiling.profiler:profile_bundle",

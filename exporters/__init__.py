@@ -1,7 +1,7 @@
 """From programs to deployable bundles: training steps as ordinary graphs.
 
 Start with `export.py`. `recording/` records a model, and `programs/` turns it into training steps.
-`decompositions/` and `recurrence/` give operators their forward form. `onnx/` and `tflite/` write
-files. `memory/` predicts the memory of a run. `verification/` compares the graphs with PyTorch.
-Submodel families do not belong here: see `toolkit/`.
+`decompositions/` and `recurrence/` replace operators by forward operators. `onnx/` and `tflite/`
+write files. `memory/` predicts the memory of a run. `verification/` compares the graphs with
+PyTorch. Submodel families do not belong here: see `toolkit/`.
 """

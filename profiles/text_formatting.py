@@ -1,4 +1,4 @@
-"""Text for people: one function for each quantity, and messages of other programs."""
+"""Formats quantities for people, one function for each, and cleans messages of other programs."""
 
 import difflib
 import math

@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from commands import warm_context
 from log_messages import logged
 from parameters import ALL
 from parameters import SEED as VARIABLE
@@ -57,7 +58,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ[CACHE], ignore_errors=True)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        # First: if a simulation of a test starts this process, it has not what commands need.
+        warm_context()
     # All that is loaded by now stays: without it, each full collection reads torch's objects too.
     gc.freeze()
     gc.enable()

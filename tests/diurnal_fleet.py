@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from commands import warm_context
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST, WEIGHTS
-from toolkit.simulation.absence import Absence
+from toolkit.simulation.daily_absence import Absence
 from waiting_fleet import Link
 
 RETRY_S = 0.2

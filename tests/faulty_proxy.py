@@ -56,9 +56,9 @@ class Carried:
 
 
 @contextmanager
-def listening(meet: Callable[[socket.socket], None]) -> Iterator[str]:
+def listening(meet: Callable[[socket.socket], None], port: int = 0) -> Iterator[str]:
     """Call `meet` with the connection of every client that comes to the URL."""
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+    with socket.create_server(("127.0.0.1", port), backlog=128) as server:
 
         def accept() -> None:
             while True:

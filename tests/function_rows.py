@@ -55,6 +55,35 @@ def overwritten_through_views(x: Tensor) -> Tensor:
     return y.sigmoid() + turned.transpose(1, 2)
 
 
+def written_diagonal(x: Tensor) -> Tensor:
+    y = x.sin()
+    y.diagonal(0, 1, 2).add_(-1).pow_(2)
+    torch.diagonal(y, 1, 2, 1).mul_(3)
+    return y
+
+
+def reduced_blocks(x: Tensor) -> Tensor:
+    """Reductions of seven axes; XNNPACK reduces six."""
+    y = x.sin().reshape(-1, 3, 1, 2, 1, 1, 2)
+    total, mean = y.sum((1, 6), keepdim=True), y.mean(3, keepdim=True)
+    return total * mean - y.amax((2, 6), keepdim=True) + y.sum((2, 4), keepdim=True)
+
+
+def between_samples(x: Tensor) -> Tensor:
+    """Attention of the samples of a batch to each other: two sizes are the batch's."""
+    flat = x.flatten(1)
+    scores = (flat @ flat.t()).view(1, x.shape[0], 1, x.shape[0]).softmax(-1)
+    return scores.view(x.shape[0], x.shape[0]) @ flat
+
+
+def overwritten_batch(x: Tensor) -> Tensor:
+    """A loop over parts of the batch that has one part."""
+    y, n = x.sin(), x.shape[0]
+    for part in range(1):
+        y[part * n : (part + 1) * n] += x[part * n : (part + 1) * n].cos()
+    return y
+
+
 def summed(x: Tensor) -> Tensor:
     y = x * 3
     y += x.sin()
@@ -110,6 +139,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "logsumexp": Row(of(lambda x: x.logsumexp(1)), (6, 3)),
     },
     "shape": {
+        "between samples": Row(of(between_samples), (3, 4)),
         "concat": Row(of(lambda x: torch.cat([x, x.tanh(), x[:, :1]], 1)), (3, 4)),
         "stack, samples second": Row(
             of(lambda x: (torch.stack([x, x.tanh(), x.cos()]) * STACKED).sum(0)), (3, 4)
@@ -147,6 +177,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "roll": Row(of(lambda x: x.roll((1, -2), (1, 2)).sin()), (3, 4)),
         "triangle": Row(of(lambda x: x.tril() + 2 * x.triu(1)), (4, 4)),
         "diagonal": Row(of(lambda x: x.diagonal(dim1=1, dim2=2).sin()), (4, 4)),
+        "diagonal written": Row(of(written_diagonal), (4, 5)),
         "diagonal below": Row(of(lambda x: x.diagonal(-1, 1, 2).sin()), (4, 5)),
         "diagonal above": Row(of(lambda x: x.diagonal(2, 1, 2).sin()), (4, 5)),
         "unfold": Row(of(lambda x: x.unfold(1, 3, 2).sin()), (7, 2)),
@@ -196,6 +227,10 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "gather where the data say": Row(of(lambda x: x.gather(1, x.argsort(1)).sin()), (6,)),
         "masked": Row(of(lambda x: x.masked_fill(x > 0.5, 0.0).sin()), (3, 4)),
         "where": Row(of(lambda x: torch.where(x > 0, x * x, x.sin())), (3, 4)),
+        "numbers of samples and their count": Row(
+            of(lambda x: ((torch.arange(x.shape[0]) + x.shape[0]) % 3)[:, None] * x.sin()), (3,)
+        ),
+        "infinite quotients": Row(of(lambda x: torch.isinf(1 / x.relu()) * x.sin()), (3, 4)),
         "where with a constant mask": Row(of(lambda x: torch.where(PICK > 0, x, 0.0)), (4, 3)),
         "topk": Row(of(lambda x: x.topk(2, 1).values.sin()), (5, 3)),
         "sort": Row(of(lambda x: x.sort(1).values * torch.arange(6.0).to(x)), (6,)),
@@ -244,6 +279,7 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         norm_of_order_1=lambda x: x.norm(1, 1),
         cumsum=lambda x: x.cumsum(1),
         product=lambda x: x.prod(1),
+        seven_axes=reduced_blocks,
         product_of_an_odd_number=lambda x: x[:, 1:].prod(1, keepdim=True) * x.prod(-1)[..., None],
         cumulative_product=lambda x: x.cumprod(2),
         median=lambda x: x.median(1).values,
@@ -353,5 +389,6 @@ FUNCTIONS: dict[str, dict[str, Row]] = {
         "a row and a slice": Row(of(overwritten), (3, 4)),
         "through views": Row(of(overwritten_through_views), (3, 4)),
         "residual": Row(of(summed), (3, 4)),
+        "all samples": Row(of(overwritten_batch), (3, 4)),
     },
 }

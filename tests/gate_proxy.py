@@ -61,7 +61,7 @@ class Gate:
 
 
 @contextmanager
-def gate(target: str) -> Iterator[tuple[str, Gate]]:
+def gate(target: str, port: int = 0) -> Iterator[tuple[str, Gate]]:
     """A gate before the server at the URL `target`; its URL and the gate."""
     opened = Gate()
 
@@ -76,6 +76,6 @@ def gate(target: str) -> Iterator[tuple[str, Gate]]:
                 carrying = (*pair, limited)
                 threading.Thread(target=opened.carry, args=carrying, daemon=True).start()
 
-    with listening(meet) as url:
+    with listening(meet, port) as url:
         yield url, opened
         opened.state = "ended"

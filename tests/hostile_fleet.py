@@ -14,10 +14,9 @@ from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.errors import UpdateError
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.model_judge import Bar
 from toolkit.coordinator.closing.round_aggregation import RoundAggregation
 from toolkit.coordinator.storage.coordinator_store import Store
-from toolkit.simulation.torch_executor import TorchExecutor
+from toolkit.simulation.torch_executor import MemoryBundle, TorchExecutor
 from toolkit.submodels.hyperparameters import TrainingConfig
 
 SPECS = ("full", "low-rank:0.5,keep=1", "slice:residual", "cp:2.0", "width:0.5", "pfedme")
@@ -37,9 +36,16 @@ class HostileFleet:
     def train(self, spec: str, seed: int) -> Received:
         """An honest update of the present model. Raises UpdateError if the training diverges."""
         executor = self._executors[spec]
-        bundle = executor.bundle(self.federation.model, 1.0, 1)
+        bundle = self._bundle(spec)
         done = executor.train(bundle, LocalData(*samples(16, seed)), seed, {}, 0.0)
         return done.record, done.tensors
+
+    def received(self, spec: str) -> Mapping[str, np.ndarray]:
+        """The tensors of the present model that a device with `spec` receives."""
+        return self._bundle(spec).values
+
+    def _bundle(self, spec: str) -> MemoryBundle:
+        return self._executors[spec].bundle(self.federation.model, 1.0, 1)
 
     def first_round(self, specs: Sequence[str]) -> list[Received]:
         """Honest updates of the first model, trained once for each spec and seed."""
@@ -54,12 +60,12 @@ class HostileFleet:
         folder: Path,
         updates: Sequence[Received],
         bounded: bool = False,
-        bar: Bar | None = None,
+        judged: bool = False,
     ) -> RoundAggregation:
         """The aggregation of `updates` of device-0, device-1, ... to the first model, done.
 
         It leaves out those that a coordinator would not take, and limits the others if `bounded`.
-        If the model misses `bar`, it is judged.
+        If `judged`, it leaves out updates that make the model worse.
         """
         self.federation.load(self.first)
         store, refused = Store(folder), dict[str, str]()
@@ -74,7 +80,7 @@ class HostileFleet:
                 else:
                     store.add_update(1, device, replace(record, file=entry))
             done = RoundAggregation(
-                self.federation, store, self.held_out, 1, bounded=bounded, bar=bar
+                self.federation, store, self.held_out, 1, bounded=bounded, judged=judged
             )
             done.run()
             done.left_out |= refused

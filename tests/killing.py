@@ -129,7 +129,7 @@ def _do(job: Job) -> None:
     from device_agent.training.standalone_training import train
     from device_agent.training.training_options import TrainingOptions
 
-    schedule_interpreter.CHECKPOINT_S = job.checkpoint_s  # type: ignore[attr-defined]
+    schedule_interpreter.CHECKPOINT_S = job.checkpoint_s
     die_at(job)
     if job.evaluation:
         asked = EvaluationRequest(share=0.2, by_class=True)

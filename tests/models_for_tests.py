@@ -212,3 +212,10 @@ class TwoTowers(nn.Module):
 
 def two_towers() -> TwoTowers:
     return TwoTowers()
+
+
+class Photons(nn.Module):
+    """Counts of events, which are random in training. A device cannot repeat such draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.poisson(x.exp()) if self.training else x

@@ -1,6 +1,8 @@
 """A training step and predictions of an exported model, compared with PyTorch in float64."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from device_agent.inference.predictor import Predictor
 from edgetailor import TrainingConfig, export, split
@@ -17,6 +20,20 @@ from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
 SAMPLES, RATE, CLASSES = 8, 0.1, 3
+
+
+class _FloatIsDouble(TorchFunctionMode):
+    """`x.float()`, which a model may call, leaves float64 as it is."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*args, **(kwargs or {}))
 
 
 def check_one_step(
@@ -41,8 +58,9 @@ def check_one_step(
     torch.set_default_dtype(torch.float64)  # constants of `forward` too
     try:
         wide = x.double() if tokens is None else x
-        functional.cross_entropy(right(wide), y).backward()
-        output = twin_of(model).double().eval()(wide)
+        with _FloatIsDouble():
+            functional.cross_entropy(right(wide), y).backward()
+            output = twin_of(model).double().eval()(wide)
     finally:
         torch.set_default_dtype(torch.float32)
     predicted = Predictor(bundle).predict(x.numpy())

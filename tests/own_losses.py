@@ -24,6 +24,29 @@ class Boxes(nn.Module):
         return {"kind": self.kind(hidden), "box": self.box(hidden)}
 
 
+class Unused(nn.Sequential):
+    """The last layer does not reach the output, as in the last block of N-BEATS."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 6), nn.Linear(6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self[2](self[1](self[0](x)))
+        return out
+
+
+class OwnLoss(nn.Module):
+    """Returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x).tanh())
+        return (out - x).square().mean()
+
+
 class Pair(Boxes):
     """A class and one number, as a tuple."""
 
@@ -77,6 +100,47 @@ class Kind(nn.Linear):
         return {"head": {"kind": super().forward(x)}}
 
 
+class Speech(nn.Module):
+    """Scores (steps, batch, classes), as recurrent layers return them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.scores = nn.GRU(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.scores(self.rnn(x.transpose(0, 1))[0])
+        return scores
+
+
+class Coder(nn.Module):
+    """An autoencoder, which returns what it got, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.restored = nn.Linear(6, 3), nn.Linear(3, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"restored": self.restored(self.encoder(x).tanh()), "given": x}
+
+
+@et.loss()
+def restored(outputs: Any, labels: None) -> Tensor:
+    """Reads no labels."""
+    return (outputs["restored"] - outputs["given"]).square().mean(1)
+
+
+@et.loss(et.classes(4, 3))
+def spoken(scores: Tensor, labels: Tensor) -> Tensor:
+    """CTC as in scripts that read text: zeros pad the labels."""
+    steps, batch = scores.shape[:2]
+    lengths = torch.IntTensor([steps] * batch)
+    scores = scores.log_softmax(2)
+    total = functional.ctc_loss(
+        scores, labels, lengths, (labels > 0).sum(1), reduction="sum", zero_infinity=True
+    )
+    return total / batch
+
+
 class Scaled(nn.Module):
     """A parameter with the name of a metric."""
 
@@ -92,7 +156,8 @@ class Scaled(nn.Module):
 def detection(outputs: Any, labels: Any) -> Any:
     """Smooth L1 of the box and the class's cross-entropy; the mean distance is a metric."""
     far = functional.smooth_l1_loss(outputs["box"], labels["box"], reduction="none").mean(1)
-    wrong = functional.cross_entropy(outputs["kind"], labels["kind"], reduction="none")
+    scores, kind = outputs["kind"].log_softmax(1), labels["kind"]
+    wrong = -scores[range(len(kind)), kind]  # cross-entropy, as it is often written
     distance = (outputs["box"] - labels["box"]).abs().mean(1)
     right = (outputs["kind"].argmax(1) == labels["kind"]).to(far.dtype)
     return wrong + 2 * far, {"distance": distance, "right": right}
@@ -104,6 +169,19 @@ def only_kind(outputs: Any, labels: Tensor) -> Any:
     wrong = functional.cross_entropy(outputs["kind"], labels, reduction="none")
     far = outputs["box"].abs().mean(1)
     return wrong + far.detach(), {"far": far}
+
+
+@et.loss(et.numbers(6))
+def of_objects(output: Tensor, y: Tensor) -> Tensor:
+    """As in YOLO: means over the labels that are 1, and over those that are 0."""
+    far = (output - y).square()
+    return far[y == 1].mean() + output[y == 0].square().mean() + 0.1 * far.mean()
+
+
+@et.loss(et.numbers(6))
+def relative(output: Tensor, y: Tensor) -> Tensor:
+    """Divides by the labels, so none may be 0."""
+    return ((output - y).abs() / y).mean()
 
 
 @et.loss(box=et.numbers(4), kind=et.classes(CLASSES))
@@ -135,6 +213,12 @@ def gaussian(output: Tensor, y: Tensor) -> Tensor:
     """The density of normal numbers, with a variance for each sample, and with small variances."""
     far = functional.gaussian_nll_loss(output, y, output[:, 0].exp(), full=True, reduction="none")
     return far.mean(1) + functional.gaussian_nll_loss(output, y, output.abs(), eps=0.2)
+
+
+@et.loss(et.numbers(6))
+def pictures(output: Tensor, y: Tensor) -> Tensor:
+    """The loss of autoencoders whose last layer is a sigmoid, for small probabilities."""
+    return functional.binary_cross_entropy((4 * output - 20).sigmoid(), y)
 
 
 @et.loss(et.numbers(6))
@@ -176,6 +260,12 @@ def pinball(output: Tensor, future: Tensor) -> Tensor:
     cuts = torch.tensor(CUTS, dtype=output.dtype)
     error = future[:, :, None] - output
     return torch.maximum(cuts * error, (cuts - 1) * error).mean()
+
+
+@et.loss(et.classes(1))
+def returned(loss: Tensor, labels: Tensor) -> Tensor:
+    """The loss that the model itself returns."""
+    return loss
 
 
 @et.loss(et.classes(CLASSES, 1))

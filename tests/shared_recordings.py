@@ -8,7 +8,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
+from exporters.programs.recorded_graph import attribute
 from exporters.recording import capture
 from exporters.recording.captured import Captured
 from exporters.recording.inputs.input_ranges import input_range_of
@@ -41,19 +43,22 @@ def changed(layer: nn.Module) -> bool:
     return "forward" in vars(layer) or any(hooks) or bool(layer._non_persistent_buffers_set)
 
 
-def record_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+def record_once(
+    model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool = False
+) -> Captured:
     """Record a model once for all of the same structure; the recording has the tensors of `model`.
 
     If one of its layers is not known, it is recorded once for itself.
     """
     layers = list(model.modules())
     if any(map(changed, layers)) or input_range_of(model):
-        return record_and_check(model, sample_shape)
+        return record_and_check(model, sample_shape, own_loss)
     known = all(type(layer).__module__.startswith(KNOWN) for layer in layers)
     recorded = RECORDED if known else OF_MODEL.setdefault(model, {})
-    key = type(model), structure(model), repr([options_of(m) for m in layers]), sample_shape
+    options = repr([options_of(m) for m in layers])
+    key = type(model), structure(model), options, sample_shape, own_loss
     if key not in recorded:
-        recorded[key] = record_and_check(model, sample_shape)
+        recorded[key] = record_and_check(model, sample_shape, own_loss)
     recording = recorded[key]
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
@@ -62,10 +67,29 @@ def record_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
 
     return replace(
         recording,
+        training=with_tensors(recording.training, own),
+        inference=with_tensors(recording.inference, own),
         parameters=of_this(recording.parameters),
         frozen=of_this(recording.frozen),
         buffers=of_this(recording.buffers),
     )
+
+
+def with_tensors(recorded: GraphModule, own: Mapping[str, Tensor]) -> GraphModule:
+    """The graph `recorded` with the tensors `own` of another model; its constants stay."""
+    read = {str(node.target) for node in recorded.graph.find_nodes(op="get_attr")}
+    values = {name: own.get(name, attribute(recorded, name)) for name in read}
+    graph = GraphModule(
+        {
+            name: nn.Parameter(value.detach(), value.requires_grad)
+            if isinstance(value, nn.Parameter)
+            else value.clone()  # which running the graph may change
+            for name, value in values.items()
+        },
+        recorded.graph,
+    )
+    graph.meta = recorded.meta
+    return graph
 
 
 @contextmanager

@@ -7,17 +7,22 @@ import re
 import sys
 from pathlib import Path
 
+import msgspec
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 import edgetailor
+from made_calibration import DEVICE
+from made_profiles import MACHINE
 from parameters import half_quick
+from profiles.documents import device_profile
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
+import device_table  # noqa: E402
 import generate  # noqa: E402
 
 PUBLIC = [
@@ -133,3 +138,29 @@ def test_examples_of_public_names_run(name: str, tmp_path: Path, monkeypatch) ->
         runner.run(example)
     assert runner.summarize(verbose=False).failed == 0
     assert any(example.examples for example in doctests), f"{name} has no example"
+
+
+def test_a_measurement_fills_a_row_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "board.toml").write_text(
+        'name = "board"\ndate = "2026-01-01"\nprocessor = "Arm"\ncores = 4\n'
+        f'memory_bytes = {4 * 2**30}\n[sources]\ncalibration = "https://example.org/issues/7"\n'
+    )
+    monkeypatch.setattr(device_profile, "BUILT_IN", tmp_path)
+    assert "| `board` |  | Arm | 4 | 4.3 GB |  |  |  |  |  |\n" in device_table.page()
+    sent = msgspec.structs.replace(DEVICE, machine=MACHINE)
+    (tmp_path / "board.json").write_bytes(msgspec.json.encode(sent))
+    assert (
+        "| `board` |  | Arm | 4 | 4.3 GB | [2026-11-01](https://example.org/issues/7) | "
+        "onnxruntime 1.31.1 | 1 to 1 GMAC/s, 27 sizes | 1 to 1 GMAC/s, 27 sizes |  |\n"
+    ) in device_table.page()
+    for machine in (
+        None,
+        msgspec.structs.replace(MACHINE, cpu_count=8),
+        msgspec.structs.replace(MACHINE, memory_bytes=2**30),
+    ):
+        other = msgspec.structs.replace(DEVICE, machine=machine)
+        (tmp_path / "board.json").write_bytes(msgspec.json.encode(other))
+        with pytest.raises(ValueError, match="beside the profile of its board"):
+            device_table.page()

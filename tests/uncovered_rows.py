@@ -68,8 +68,8 @@ REFUSED = {
         ),
         IN_FUNCTION,
     ),
-    "inverses and decompositions": (
-        Row(of(lambda x: torch.linalg.inv(x + torch.eye(3))), (3, 3)),
+    "decompositions, and inverses of large matrices": (
+        Row(of(lambda x: torch.linalg.inv(x + torch.eye(33))), (33, 33)),
         IN_FUNCTION,
     ),
     "sparse gradients": (Row(partial(nn.Embedding, 7, 3, sparse=True), (4,), limit=7), ""),
@@ -78,6 +78,13 @@ REFUSED = {
         Row(of(sampled), (2, 4, 4)),
         IN_FUNCTION,
     ),
+    "special functions": (Row(of(lambda x: x.tanh().erfinv()), (3,)), IN_FUNCTION),
+    "histograms": (Row(of(lambda x: x * torch.histc(x, 4)[0]), (3,)), IN_FUNCTION),
+    "distances of pairs without repetition": (
+        Row(of(lambda x: x * functional.pdist(x).mean()), (3,)),
+        IN_FUNCTION,
+    ),
+    "masked scatter": (Row(of(lambda x: x.masked_scatter(x > 0, x.sin())), (3,)), IN_FUNCTION),
 }
 
 

@@ -47,7 +47,7 @@ from device_agent.formats.update import (
 from device_agent.training.bundle_training import forget
 from toolkit.aggregation.limits.reference import Figures, RoundLimits
 from toolkit.aggregation.limits.update_bounds import Scale
-from toolkit.coordinator.closing.round_aggregation import Model
+from toolkit.coordinator.closing.round_models import Model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.load_config import load_config

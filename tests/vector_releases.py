@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,12 @@ class StoppedError(BaseException):
 
 def held(state: Path) -> str | None:
     """What the current release on a device says; None if there is none."""
-    folder = DeviceReleases(state).current()
-    return None if folder is None else (folder / "predict.onnx").read_text()[: len("release 1")]
+    # A device that is running may remove a release between the two steps.
+    with suppress(FileNotFoundError):
+        folder = DeviceReleases(state).current()
+        if folder is not None:
+            return (folder / "predict.onnx").read_text()[: len("release 1")]
+    return None
 
 
 def fleet(server: Server, folder: Path, number: int) -> AbstractContextManager[list[Path]]:

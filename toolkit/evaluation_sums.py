@@ -1,16 +1,23 @@
 """The figures of an evaluation, and the sums over batches that they are computed from."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from device_agent.formats.evaluation_counts import MOST_CLASSES
-from device_agent.formats.label_rule import IGNORED
+from device_agent.formats.label_rule import IGNORED, count_labels
 from device_agent.formats.protocol.fleet import HeldOutFigures
-from exporters.programs.losses import Objective
+from exporters.programs.training.losses import Objective
+
+logger = logging.getLogger(__name__)
+
+GROUPS = 100
+"""About how many groups of samples have losses of their own: enough for a standard error."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,9 @@ class Evaluation:
         rmse: Root of the mean squared error over all numbers of a regression; else None.
         mae: Mean absolute error over all numbers of a regression; else None.
         metrics: Means of other figures that the loss computes for each sample, by name.
+        groups: The losses of groups of samples, float64 (groups, 2): the sum over the labels of a
+            group, and the number of these labels. Two models have the same groups if their samples
+            are the same, so that their losses can be compared in pairs. None if not known.
     """
 
     samples: int
@@ -42,6 +52,7 @@ class Evaluation:
     rmse: float | None = None
     mae: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    groups: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def figures(self) -> HeldOutFigures | None:
@@ -55,10 +66,12 @@ class Evaluation:
 
 
 class EvaluationSums:
-    """Sums over batches: the confusion matrix, correct predictions and absolute errors."""
+    """Sums over the batches of `samples` samples: confusion matrix, errors, losses of groups."""
 
-    def __init__(self, goal: Objective) -> None:
+    def __init__(self, goal: Objective, samples: int) -> None:
         self._goal = goal
+        self._size = math.ceil(samples / GROUPS)
+        self._groups: list[tuple[float, int]] | None = []
         self._classes = 1 + (goal.labels.highest or 0)
         # The last column counts outputs that are not numbers, for which no class is predicted.
         size = (self._classes, self._classes + 1) if self._classes <= MOST_CLASSES else (0, 0)
@@ -68,6 +81,7 @@ class EvaluationSums:
 
     def add(self, output: torch.Tensor, labels: np.ndarray) -> None:
         """Add a batch."""
+        self._add_groups(output, labels)
         if self._goal.predicted is not None:
             predicted = self._goal.predicted(output).numpy().astype(np.int64)
             self._right += int((predicted == labels).sum())
@@ -84,22 +98,39 @@ class EvaluationSums:
             own = float(measure(output, target)) * len(labels)
             self._metrics[name] = self._metrics.get(name, 0.0) + own
 
+    def _add_groups(self, output: torch.Tensor, labels: np.ndarray) -> None:
+        """Add the losses of the groups of a batch, unless the loss cannot take so few samples."""
+        for start in range(0, len(labels), self._size):
+            part = slice(start, start + self._size)
+            count = count_labels(labels[part])
+            try:
+                loss = float(self._goal.loss(output[part], torch.from_numpy(labels[part])))
+            except Exception as error:  # the user's own loss may raise anything
+                logger.debug("Groups of samples have no losses: %s", error)
+                self._groups = None
+            if self._groups is None:
+                return
+            self._groups.append((loss * count if count else 0.0, count))
+
+    def _group_losses(self) -> np.ndarray | None:
+        return None if self._groups is None else np.array(self._groups).reshape(-1, 2)
+
     def evaluation(self, samples: int, counted: int, loss_sum: float) -> Evaluation:
         """The evaluation of all batches."""
         loss = loss_sum / counted
         metrics = {name: total / samples for name, total in self._metrics.items()}
+        known = partial(Evaluation, samples, counted, metrics=metrics, groups=self._group_losses())
         if self._goal.predicted is None:
             if not self._numbers:
-                return Evaluation(samples, counted, None, loss, metrics=metrics)
+                return known(None, loss)
             mae = self._absolute / self._numbers
-            rmse = math.sqrt(loss)
-            return Evaluation(samples, counted, None, loss, rmse=rmse, mae=mae, metrics=metrics)
+            return known(None, loss, rmse=math.sqrt(loss), mae=mae)
         accuracy, classes = self._right / counted, self._confusion[:, :-1]
         if not self._confusion.size:
-            return Evaluation(samples, counted, accuracy, loss, metrics=metrics)
+            return known(accuracy, loss)
         labels, correct = self._confusion.sum(1).tolist(), classes.diagonal().tolist()
         by_class = tuple(zip(labels, correct, strict=True))
-        return Evaluation(samples, counted, accuracy, loss, by_class, classes, metrics=metrics)
+        return known(accuracy, loss, by_class, classes)
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:

@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass
 
 from torch import nn
 
-from exporters.export import compile_graphs
-from exporters.programs.operator_support import find_unsupported
+from exporters.export import Format, compile_graphs
+from exporters.programs.operator_support import may_lack_form
 from exporters.programs.tracing import operators
-from exporters.recording.capture import SharedRecording, capture
+from exporters.recording.capture import SharedRecording
 from exporters.recording.captured import Captured
 from profiles.errors import EdgeTailorError, ExportError, ModelError, SpecError
 from toolkit.cutting.cut_points import Cutter
 from toolkit.splitting import split
 from toolkit.submodels.capacity import count_activations
 from toolkit.submodels.hyperparameters import TrainingConfig
-from toolkit.submodels.submodel import LayerDecision, Submodel
+from toolkit.submodels.submodel import LayerDecision, Submodel, refuse_changed_parameters
 from toolkit.trained_outputs import TrainedOutputs
 
 INSPECTION_VERSION = 1
@@ -129,8 +129,11 @@ def inspect_each(
     specs: Sequence[str],
     batch: int,
     loss: str = TrainingConfig.loss,
+    format: Format = "onnx",
 ) -> list[Inspection | NotPossible]:
     """Like `inspect`, but report a submodel that is not possible instead of raising.
+
+    A submodel that cannot be exported in `format` is not possible.
 
     Raises:
         ModelError: The full model is not possible.
@@ -144,22 +147,25 @@ def inspect_each(
             logger.info("splitting %s", spec)
             try:
                 submodel = split(model, spec, sample_shape, training)
-                check_operators(submodel)
+                check_operators(submodel, format)
                 results.append(describe(submodel, full))
             except (SpecError, ModelError, ExportError) as error:
                 results.append(NotPossible(spec, error))
         return results
 
 
-def check_operators(submodel: Submodel) -> None:
+def check_operators(submodel: Submodel, format: Format = "onnx") -> None:
     """Raise ExportError, as an export does, if an operator of the submodel cannot be exported.
 
     An operator that cannot be trained may still be exported in a frozen layer. So if the model has
     an operator that may be impossible to export, the graphs are compiled, which shows the errors.
+    TFLite graphs always are, because no list says what TFLite lacks.
     """
     sources = (s.source for s in submodel.program.signatures if s.source is not None)
-    if any(find_unsupported(name) for source in sources for name in operators(source)):
-        compile_graphs(submodel.program)
+    if format == "tflite" or any(
+        may_lack_form(name) for source in sources for name in operators(source)
+    ):
+        compile_graphs(submodel.program, format=format)
 
 
 def describe(submodel: Submodel, full: Submodel) -> Inspection:
@@ -208,24 +214,25 @@ def note(submodel: Submodel, full: Submodel) -> str:
     return f"{sentence}; width or slice may suit this model better."
 
 
-def cut_places(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> list[CutPlace]:
+def cut_places(captured: Captured, batch: int) -> list[CutPlace]:
     """List the places where a model can be cut.
 
     If there are several places before a module, only the last is listed: `slice:MODULE` uses it.
 
     Args:
-        model: The whole model.
-        sample_shape: Shape of one sample, without the batch.
+        captured: The whole model.
         batch: Samples in a batch.
 
     Returns:
         The places, from the input side to the output side.
 
     Raises:
-        ModelError: The model cannot be recorded, or cannot be cut at all.
+        ModelError: The model cannot be cut at all.
+        SpecError: The model changes its own parameters, which only `full` can train.
     """
+    refuse_changed_parameters(captured, "slice")
     logger.info("looking for places to cut")
-    cutter = Cutter(capture(model, sample_shape))
+    cutter = Cutter(captured)
     full, loads = cutter.load(cutter.captured.training, batch), cutter.loads(batch)
     places = []
     for point in cutter.points_by_module(batch).values():

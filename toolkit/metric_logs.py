@@ -142,7 +142,7 @@ def _mlflow(
             reason = str(error).partition("\n")[0].rstrip(".")
             raise InputError(
                 "MLflow cannot be used: {reason}. Check MLFLOW_TRACKING_URI, then run the same "
-                "command again to continue. Or run it without the log.",
+                "command again to continue. Or run it without `--log mlflow`.",
                 code="simulation.mlflow",
                 reason=reason,
             ) from None

@@ -1,4 +1,7 @@
-"""Evaluates a model on samples that no device trained on: accuracy, by class, loss and errors."""
+"""Evaluates a model on samples that no device trained on: accuracy, by class, loss and errors.
+
+Also computes the gradient of its loss on such samples, and what training on them changes.
+"""
 
 import logging
 import math
@@ -9,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
 from device_agent.data.array_files import LABELS
 from device_agent.data.data_checks import batch_shape, check_classes
@@ -17,12 +22,13 @@ from device_agent.data.packed_arrays import check_packed
 from device_agent.formats.label_rule import LabelRule, count_labels
 from device_agent.formats.manifest import Dtype
 from device_agent.formats.preprocessing import Preprocessing
+from exporters.objectives.loss_text import is_own
 from exporters.objectives.objective import objective
 from exporters.recording.inputs.input_shapes import wrong_input_shape
 from exporters.recording.inputs.packed_inputs import parts_of_model
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
+from exporters.recording.inputs.unknown_ids import is_wrong_id, unknown_ids
 from exporters.recording.model_output import OutputForm, named_values, output_form
-from exporters.recording.recording_comparison import is_wrong_id, unknown_ids
 from profiles.errors import InputError, ModelError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
@@ -36,6 +42,10 @@ CHUNK = 256
 """The most samples that are evaluated at once."""
 PROBE = 13
 """The number of samples on which a model runs first, to find out which outputs it returns."""
+NEEDS_GRADIENTS = "does not require grad"
+"""PyTorch's words if a model's own code computes gradients, but none are followed."""
+GRADIENT = 500
+"""About how many samples are enough for a gradient of the loss, or to train on them."""
 NUMBERS = 1 << 24
 """The most output numbers that are evaluated at once; a single sample may have more."""
 
@@ -72,7 +82,7 @@ def evaluate(
         >>> evaluate(mnist_dnn(), x, np.zeros(8, np.int64), "zeros").samples
         8
     """
-    outputs = _outputs(module.eval(), torch.from_numpy(x))
+    outputs = _outputs(module.eval(), torch.from_numpy(x), loss)
     return evaluate_outputs(partial(_output, module, outputs), x, y, origin, loss, outputs)
 
 
@@ -91,13 +101,15 @@ def evaluate_outputs(
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, outputs or shape)
     _check_labels(y, goal.labels, origin)
-    total, sums = 0.0, EvaluationSums(goal)
+    total, sums = 0.0, EvaluationSums(goal, len(y))
     chunk = max(1, min(CHUNK, NUMBERS // math.prod(shape)))
     for start in range(0, len(y), chunk):
         own = y[start : start + chunk]
         target = torch.from_numpy(own)
-        # float64, so that the mean over many samples does not lose digits.
-        output = predict(torch.from_numpy(x[start : start + chunk])).double()
+        # float64, so that the mean over many samples does not lose digits. The user's own loss is
+        # recorded for float32.
+        output = predict(torch.from_numpy(x[start : start + chunk]))
+        output = output if goal.own else output.double()
         total += float(goal.loss(output, target)) * count_labels(own)
         sums.add(output, own)
     return sums.evaluation(len(y), count_labels(y), total)
@@ -135,8 +147,8 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
     """
     before = torch.get_rng_state()
     try:
-        outputs = _outputs(module.eval(), torch.from_numpy(x))
-        output = outputs.pack(module.train()(torch.from_numpy(x)))
+        outputs = _outputs(module.eval(), torch.from_numpy(x), loss)
+        output = outputs.pack(module.train()(torch.from_numpy(x)), len(x))
         assert isinstance(output, torch.Tensor)
         loss_value = objective(loss, outputs).loss(output, torch.from_numpy(y))
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
@@ -157,6 +169,107 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
             if value is not None and not _is_finite(value):
                 return f"{what} {name!r}"
     return None
+
+
+def loss_gradient(
+    module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss, batch_size: int
+) -> dict[str, torch.Tensor]:
+    """Compute the gradient of the mean loss of `module` in inference mode.
+
+    Use it to see which changes of the weights lower the loss. If there are more than GRADIENT
+    samples, it uses about that many of them, evenly spaced.
+
+    Args:
+        module: The model with its weights.
+        x: Samples (n, *shape).
+        y: Their labels, as for `evaluate`.
+        loss: The loss.
+        batch_size: How many samples are in memory with their activations together.
+
+    Returns:
+        The gradient by the name of a parameter, in the parameter's shape. Empty if it cannot be
+        computed, or if a number is not finite.
+
+    Examples:
+        >>> from toolkit.models import mnist_dnn
+        >>> x, y = np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64)
+        >>> loss_gradient(mnist_dnn(), x, y, "cross-entropy", 2)["fc2.bias"].shape
+        torch.Size([10])
+    """
+    spaced = slice(None, None, max(1, len(x) // GRADIENT))
+    x, y = x[spaced], y[spaced]
+    try:
+        outputs = _outputs(module.eval(), torch.from_numpy(x), loss)
+        goal, counted_labels = objective(loss, outputs), count_labels(y)
+        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        sums = [torch.zeros_like(p) for _, p in trained]
+        for start in range(0, len(y), batch_size):
+            own = slice(start, start + batch_size)
+            output = outputs.pack(module(torch.from_numpy(x[own])), len(x[own]))
+            assert isinstance(output, torch.Tensor)
+            value = goal.loss(output, torch.from_numpy(y[own]))
+            share = value * (count_labels(y[own]) / counted_labels)
+            gradients = torch.autograd.grad(share, [p for _, p in trained], allow_unused=True)
+            for total, gradient in zip(sums, gradients, strict=True):
+                if gradient is not None:
+                    total += gradient
+    except Exception as error:  # the user's code may raise anything
+        logger.debug("No gradient of the loss was computed: %s", error)
+        return {}
+    if not all(map(_is_finite, sums)):
+        return {}
+    return {name: total for (name, _), total in zip(trained, sums, strict=True)}
+
+
+def trained_change(
+    module: nn.Module,
+    x: np.ndarray,
+    y: np.ndarray,
+    loss: Loss,
+    batch_size: int,
+    learning_rate: float,
+    momentum: float,
+) -> dict[str, torch.Tensor]:
+    """How one epoch of SGD on samples changes the parameters of `module`, which stays as it is.
+
+    Like `loss_gradient`, it uses about GRADIENT samples at most. Their order is always the same.
+
+    Returns:
+        The changes by the name of a parameter. Empty if they cannot be computed, or if a number is
+        not finite.
+    """
+    spaced = slice(None, None, max(1, len(x) // GRADIENT))
+    x, y = x[spaced], y[spaced]
+    before = torch.get_rng_state()
+    try:
+        outputs = _outputs(module.eval(), torch.from_numpy(x), loss)
+        goal, order = objective(loss, outputs), np.random.default_rng(0).permutation(len(y))
+        parameters = {n: p.detach().clone() for n, p in module.named_parameters()}
+        trained = {n: parameters[n] for n, p in module.named_parameters() if p.requires_grad}
+        buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
+        optimizer = torch.optim.SGD(
+            [p.requires_grad_() for p in trained.values()], learning_rate, momentum
+        )
+        module.train()
+        for rows in np.array_split(order, max(1, len(order) // batch_size)):
+            own = torch.from_numpy(x[rows])
+            returned = functional_call(module, {**parameters, **buffers}, (own,))
+            output = outputs.pack(returned, len(own))
+            assert isinstance(output, torch.Tensor)
+            value = goal.loss(output, torch.from_numpy(y[rows]))
+            gradients = torch.autograd.grad(value, [*trained.values()], allow_unused=True)
+            for parameter, gradient in zip(trained.values(), gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    except Exception as error:  # the user's code may raise anything
+        logger.debug("No training on the held-out samples: %s", error)
+        return {}
+    finally:
+        torch.set_rng_state(before)  # dropout draws from it
+        module.eval()
+    first = dict(module.named_parameters())
+    changes = {n: p.detach() - first[n].detach() for n, p in trained.items()}
+    return changes if all(map(_is_finite, changes.values())) else {}
 
 
 def _is_finite(value: torch.Tensor) -> bool:
@@ -213,7 +326,7 @@ def samples_for(
     preprocessing: Preprocessing | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read samples and labels for a model, see `evaluate_file`."""
-    outputs, dtype = _outputs_and_sample_type(module.eval(), sample_shape)
+    outputs, dtype = _outputs_and_sample_type(module.eval(), sample_shape, loss)
     labels = objective(loss, outputs).labels
     local = load_data(
         data,
@@ -245,29 +358,29 @@ def _check_labels(y: np.ndarray, labels: LabelRule, origin: str) -> None:
 
 
 def _outputs_and_sample_type(
-    module: nn.Module, sample_shape: tuple[int, ...]
+    module: nn.Module, sample_shape: tuple[int, ...], loss: Loss
 ) -> tuple[OutputForm, Dtype]:
     """The outputs of `module`, and the type of the samples that it takes."""
     zeros = torch.zeros(PROBE, *sample_shape)
     try:
-        return _outputs(module, zeros), "float32"
+        return _outputs(module, zeros, loss), "float32"
     except ModelError:
         # Only a model with an embedding can take integers.
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in module.modules()):
             raise
-    return _outputs(module, zeros.long()), "int64"
+    return _outputs(module, zeros.long(), loss), "int64"
 
 
-def _outputs(module: nn.Module, x: torch.Tensor) -> OutputForm:
+def _outputs(module: nn.Module, x: torch.Tensor, loss: Loss) -> OutputForm:
     """Find which outputs `module` returns, by running it on a sample of `x`."""
     some = x[:1]
     returned = _run(module, some)
-    if len(list(named_values(returned))) > 1:
+    if len(list(named_values(returned))) > 1 or getattr(returned, "shape", some.shape)[:1] != (1,):
         # More samples than a recurrent layer's state has layers, whose axis is then no batch.
         some = x[:PROBE] if len(x) >= PROBE else x[torch.arange(PROBE) % len(x)]
         returned = _run(module, some)
-    outputs = output_form(returned, len(some))
-    _check_output(outputs.pack(returned), some)
+    outputs = output_form(returned, len(some), is_own(loss))
+    _check_output(outputs.pack(returned, len(some)), some)
     return outputs
 
 
@@ -275,7 +388,13 @@ def _run(module: nn.Module, x: torch.Tensor) -> object:
     """What `module` returns for `x`. Raises ModelError if it fails."""
     try:
         with torch.no_grad():
-            return module(x)
+            try:
+                return module(x)
+            except RuntimeError as error:
+                if NEEDS_GRADIENTS not in str(error):
+                    raise
+        # The model itself computes gradients, for example those of a potential.
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, module(x))
     except Exception as error:  # the user's code may raise anything
         if is_wrong_id(error):
             raise unknown_ids(error) from error
@@ -291,7 +410,7 @@ def _run(module: nn.Module, x: torch.Tensor) -> object:
 
 def _output(module: nn.Module, outputs: OutputForm, x: torch.Tensor) -> torch.Tensor:
     """The outputs of `module` for `x`, packed if there are several."""
-    return _check_output(outputs.pack(_run(module, x)), x)
+    return _check_output(outputs.pack(_run(module, x), len(x)), x)
 
 
 def _check_output(output: object, x: torch.Tensor) -> torch.Tensor:

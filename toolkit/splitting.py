@@ -80,9 +80,9 @@ def split(
     trains = [i for i in submodel.program.schedule if isinstance(i, Train)]
     if training is not None and training.is_private and any(i.privacy is None for i in trains):
         raise SpecError(
-            "{spec}: the family {family} does not go with sample_clip. Its training has several "
-            "stages or a personal model, which depend on samples without noise. Use full, width, "
-            "depth or low-rank.",
+            "{spec}: the family {family} cannot be combined with sample_clip. Its training has "
+            "several stages or a personal model, which depend on samples without noise. Use full, "
+            "width, depth or low-rank.",
             code="spec.not-private",
             spec=str(parsed),
             family=parsed.family,

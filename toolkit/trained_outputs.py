@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Part
-from device_agent.formats.packing import array_name
+from device_agent.formats.packing import array_name, in_files
 from exporters.objectives.loss_text import BuiltIn, Own, parse
 from exporters.objectives.objective import objective_of
-from exporters.programs.losses import Objective
 from exporters.programs.output_parts import PREFERRED
 from exporters.programs.recorded_graph import attributes_with_gradient
+from exporters.programs.training.losses import Objective
 from exporters.recording.captured import Captured
 
 
@@ -117,4 +117,5 @@ def labels_text(labels: LabelRule, only: str | None = None) -> str:
         below = "" if part.limit is None else f" below {part.limit}"
         return f"{array_name('y', part)} {part.dtype} ({shape}){below}"
 
-    return ", ".join(text(part) for part in parts if only in (None, part.name))
+    held = in_files(parts)
+    return ", ".join(text(part) for part in held if only in (None, part.name)) or "none"

@@ -42,7 +42,7 @@ def bench(
 
     PLACES are bundles or folders of bundles. The table has a line for each bundle: the seconds for
     a batch, their spread, and the peak memory of the process that trains. If a bundle cannot be
-    measured, the others are still measured.
+    measured, the command still measures the others.
 
     With --out, the command also calibrates this device, in about a minute, and PLACES may be left
     out. The file then has the calibration, the versions of the runtimes and the figures of the

@@ -41,6 +41,6 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     if note is not None:
         say(note)
     if user:
-        say("It runs while you are logged in. To let it always run: `loginctl enable-linger`.")
+        say("The service runs while you are logged in. To run it always: `loginctl enable-linger`.")
     command = "systemctl --user" if user else "systemctl"
     click.echo(f"{systemd_service.NAME} is running: {command} status {systemd_service.NAME}")

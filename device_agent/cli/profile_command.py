@@ -51,7 +51,7 @@ def profile(
     from device_agent.profiling.profile_text import summary
     from device_agent.profiling.profiler import profile_bundle, require_stable
     from profiles.documents.bundle_profile import RUNS
-    from profiles.documents.profile_reading import encode_profile
+    from profiles.documents.bundle_profile_reading import encode_profile
 
     if out is not None:
         check_file_place(out, force)

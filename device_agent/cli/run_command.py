@@ -44,8 +44,8 @@ def run(**given: Any) -> None:
     """Take part in every round until the last.
 
     While the coordinator cannot be reached, the agent waits. The owner's limits (temperature,
-    battery, use, network, quiet hours) pause it, also in the middle of a training. While they do,
-    no new round asks this device.
+    battery, use, network, quiet hours) pause the agent, also in the middle of a training. During
+    such a pause, no new round asks this device.
     """
     from device_agent.federation.run_options import RunOptions
     from device_agent.service.systemd_notify import Notifier

@@ -162,7 +162,9 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
     words = (reply.device, reply.secret, reply.submodel, *reply.arrays)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):
         raise not_a_coordinator(
-            url, "POST /devices returned a device, secret, submodel or array that is not one word"
+            url,
+            "POST /devices returned a device, secret, submodel or array name that is not one short "
+            "word",
         )
     return reply
 

@@ -71,11 +71,12 @@ def read_arrays(
             return {name: _read_array(path, archive, name, unpack_to) for name in names}
 
 
-def read_headers(path: Path) -> dict[str, Header]:
+def read_headers(path: Path, *, labels: bool = True) -> dict[str, Header]:
     """Read shapes and types of the samples and labels in `path` without reading their values.
 
     Args:
         path: A file or folder as `read_arrays` takes it.
+        labels: Whether it must hold labels. Otherwise they are not read.
 
     Returns:
         The headers of `x` and `y`, or of the arrays `x_NAME` and `y_NAME` that replace them.
@@ -85,20 +86,20 @@ def read_headers(path: Path) -> dict[str, Header]:
     """
     with _data_errors(path):
         if path.is_dir():
-            names = _present([file.stem for file in sorted(path.glob("*.npy"))])
+            names = _present([file.stem for file in sorted(path.glob("*.npy"))], labels)
             read = _read_folder(path, names)
             return {name: (own.array.shape, own.array.dtype) for name, own in read.items()}
         _refuse_single(path)
         with zipfile.ZipFile(path) as archive:
-            names = _present([name.removesuffix(".npy") for name in archive.namelist()])
+            names = _present([name.removesuffix(".npy") for name in archive.namelist()], labels)
         with _open_archive(path, names) as archive:
             return {name: _member_header(archive, name) for name in names}
 
 
-def _present(names: Sequence[str]) -> list[str]:
-    """The names of the samples and of the labels among `names`: `x`, or all `x_NAME`."""
+def _present(names: Sequence[str], labels: bool) -> list[str]:
+    """The names of the samples, and of the `labels`, among `names`: `x`, or all `x_NAME`."""
     chosen: list[str] = []
-    for array in (SAMPLES, LABELS):
+    for array in (SAMPLES, LABELS) if labels else (SAMPLES,):
         several = sorted(name for name in names if name.startswith(f"{array}_"))
         chosen += several if several and array not in names else [array]
     return chosen

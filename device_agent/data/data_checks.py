@@ -339,9 +339,9 @@ def check_sequences(y: np.ndarray, origin: str) -> None:
         if wrong.any():
             row = rows.start + int(wrong.argmax())
             raise DataError(
-                "{origin}: with the loss ctc, the labels of a sample must be a sequence without 0 "
-                "(the blank), followed only by {ignored}. Sample {sample} (counted from 0) has "
-                "other labels.",
+                "{origin}: with the loss ctc, the labels of a sample must be classes other than 0 "
+                "(the blank), padded at the end with {ignored}. Sample {sample} (counted from 0) "
+                "breaks this rule.",
                 code="data.not-a-sequence",
                 sample=row,
                 origin=origin,

@@ -25,7 +25,7 @@ from device_agent.data.data_source import Data, needs_preparation
 from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype, Part
-from device_agent.formats.packing import array_name
+from device_agent.formats.packing import array_name, in_files
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.system.disk_space import MappedArray
 from profiles.errors import DataError
@@ -223,12 +223,15 @@ def named_arrays(prefix: str, given: object, parts: Sequence[Part]) -> dict[str,
 
     Args:
         prefix: `x` for samples, `y` for labels.
-        given: One array, or a mapping with an array for each name in `parts`.
+        given: One array, or a mapping with an array for each name in `parts`. It is not read if it
+            is for labels that do not exist.
         parts: The arrays that are needed; empty if `given` must be one array.
 
     Raises:
         DataError: An array is missing or is not a numpy array.
     """
+    if parts and not in_files(parts):
+        return {}
     if not parts or not parts[0].name:
         return {prefix: _numpy_array(prefix, given)}
     wanted = [part.name for part in parts]
@@ -261,13 +264,14 @@ def _numpy_array(name: str, array: object) -> np.ndarray:
     )
 
 
-def check_source(source: str) -> None:
+def check_source(source: str, *, labels: bool = True) -> None:
     """Check a data source before a bundle is known, without reading the values.
 
     A function is imported but not called.
 
     Args:
         source: A source as `load_data` takes it.
+        labels: Whether the data must hold labels.
 
     Raises:
         DataError: No bundle could be trained on this source.
@@ -280,7 +284,7 @@ def check_source(source: str) -> None:
 
         check_files(Path(source))
         return
-    headers = read_headers(Path(source))
+    headers = read_headers(Path(source), labels=labels)
     samples = [name for name in headers if name.startswith(SAMPLES)]
     for x, y in itertools.product(samples, [name for name in headers if name not in samples]):
         (x_shape, x_type), (y_shape, y_type) = headers[x], headers[y]

@@ -9,19 +9,19 @@ from device_agent.data.array_files import IN_MEMORY_BYTES, FileArray, as_array, 
 from device_agent.data.data_checks import batch_shape, shape_advice
 from device_agent.formats.label_rule import IGNORED
 from device_agent.formats.manifest import Part
-from device_agent.formats.packing import LARGEST_ID, array_name, pack, packed_size, unpack
+from device_agent.formats.packing import LARGEST_ID, array_name, in_files, pack, packed_size, unpack
 from device_agent.system.disk_space import MappedArray, NpyWriter, open_npy
 from profiles.errors import DataError
 
 
 def array_names(prefix: str, parts: Sequence[Part]) -> list[str]:
-    """The names of the arrays that hold the samples (`x`) or the labels (`y`).
+    """The names of the arrays that hold the samples (`x`) or the labels (`y`); none for no labels.
 
     Examples:
         >>> array_names("y", []), array_names("y", [Part(name="box", shape=(4,))])
         (['y'], ['y_box'])
     """
-    return [array_name(prefix, part) for part in parts] or [prefix]
+    return [array_name(prefix, part) for part in in_files(parts)] if parts else [prefix]
 
 
 def packed_array(
@@ -35,7 +35,8 @@ def packed_array(
 
     Args:
         prefix: `x` for samples, `y` for labels.
-        arrays: The arrays, by the names of `array_names`.
+        arrays: The arrays, by the names of `array_names`. If a loss reads no labels, those of the
+            samples say how many zeros are returned in their place.
         parts: Name, shape, type and range of each array.
         origin: Name of the data for messages.
         to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
@@ -51,6 +52,10 @@ def packed_array(
     """
     if not parts:
         return arrays[prefix]
+    if not in_files(parts):
+        return np.zeros(
+            (len(as_array(next(iter(arrays.values())))), packed_size(parts)), np.float32
+        )
     whole = {part.name: arrays[array_name(prefix, part)] for part in parts}
     first = array_name(prefix, parts[0])
     for part in parts:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.data.array_files import IN_MEMORY_BYTES, LABELS, SAMPLES, FileArray
+from device_agent.data.csv_windows import windows_of
 from device_agent.data.data_source import CSV
 from device_agent.data.pictures import check_pillow, pictures_of, visible
-from device_agent.data.windows import windows_of
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.preprocessing import Images, Preprocessing
 from device_agent.system.disk_space import NpyWriter, open_npy

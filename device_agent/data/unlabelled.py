@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from device_agent.data.array_files import SAMPLES, as_array, read_arrays
+from device_agent.data.csv_windows import unlabelled_windows
 from device_agent.data.data_source import CSV
 from device_agent.data.packed_arrays import array_names, packed_array
 from device_agent.data.pictures import check_pillow, read_picture, visible
 from device_agent.data.preparation import not_prepared, wrong_kind
-from device_agent.data.windows import unlabelled_windows
 from device_agent.formats.manifest import Part
 from device_agent.formats.preprocessing import Images, Preprocessing, Series
 from profiles.errors import DataError

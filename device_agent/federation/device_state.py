@@ -13,6 +13,7 @@ personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
 secure-sums            exists if the federation has used secure sums: then updates are never sent.
                        It has the last round with a masked update, and how many were sent in it
+noise-of-sums          the noise multiplier that secure sums had first; later ones have no less
 masked.bin             the update behind masks, while it is sent
 release.json           which release is current; the bundles are in releases/ (see
                        release_folder.py)
@@ -21,6 +22,7 @@ fine-tuning/           a fine-tuning of the current release that is not finished
 
 import fcntl
 import logging
+import math
 import os
 import re
 import shutil
@@ -37,9 +39,9 @@ from device_agent.federation.release_folder import DeviceReleases
 from device_agent.federation.spent_privacy import read_spent
 from device_agent.federation.work_age import check_age
 from device_agent.formats.atomic_files import fingerprint_file, write_file
-from device_agent.formats.graph_forms import form_of
 from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, SamplePrivacy, Train
 from device_agent.formats.protocol.rounds import Work
+from device_agent.formats.protocol.secure_sums import SecureTerms
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
@@ -55,7 +57,8 @@ log = logging.getLogger(__name__)
 Fetch = Callable[[FileOffer, Path], None]
 UNFINISHED = re.compile(
     r"\.writable|\.(\.writable|device\.json|(device|replacing)\.key|attempts\.json"
-    r"|forms\.json|privacy\.json|release(-attempts)?\.json|rounds\.log|personal\.safetensors)\.\w+"
+    r"|forms\.json|privacy\.json|release(-attempts)?\.json|rounds\.log|personal\.safetensors"
+    r"|newest-work|secure-sums|noise-of-sums)\.\w+"
 )
 """Names that `write_file` gives to the files of this folder before they are complete."""
 
@@ -81,6 +84,7 @@ class DeviceState(StateFolder):
         self.personal_file = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
         self._secure = folder / "secure-sums"
+        self._noise = folder / "noise-of-sums"
         self.masked = folder / "masked.bin"
         self.releases = DeviceReleases(folder)
 
@@ -177,7 +181,7 @@ class DeviceState(StateFolder):
         self.form_checks.unlink(missing_ok=True)
         (self.folder / "runtimes.json").unlink(missing_ok=True)  # of earlier agents
         self.log.unlink(missing_ok=True)
-        for path in (self._newest, self._secure, self.masked):
+        for path in (self._newest, self._secure, self._noise, self.masked):
             path.unlink(missing_ok=True)
         self.releases.forget()
         if not keep_personal:
@@ -202,10 +206,37 @@ class DeviceState(StateFolder):
         if noted != newest:
             write_file(self._newest, f"{noted}\n".encode())
 
-    def promise_secure_sums(self) -> None:
-        """Remember that the federation uses secure sums: this device never sends an update."""
+    def promise_secure_sums(self, terms: SecureTerms) -> None:
+        """Remember that the federation uses secure sums with the noise of `terms`.
+
+        This device never sends an update, and takes part in no sum with less noise.
+        """
+        # First the noise: a kill between both must not leave sums without it.
+        if terms.privacy is not None and self._promised_noise is None:
+            write_file(self._noise, f"{terms.privacy.noise_multiplier}\n".encode())
         if not self.is_secure:
             write_file(self._secure, b"")
+
+    @property
+    def _promised_noise(self) -> float | None:
+        """The least noise multiplier of secure sums; None if they may be without noise.
+
+        Raises InputError if the file is damaged.
+        """
+        try:
+            noise = float(self._noise.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            noise = math.nan
+        if not math.isfinite(noise):
+            raise InputError(
+                "{path} is damaged: it has the noise that secure sums promised to this device. "
+                "Restore the file; or delete it, if less noise is fine.",
+                code="state.unreadable-noise",
+                path=str(self._noise),
+            )
+        return noise
 
     @property
     def is_secure(self) -> bool:
@@ -247,7 +278,8 @@ class DeviceState(StateFolder):
         if work.state != "train":
             return
         if work.secure is not None:
-            self.promise_secure_sums()
+            self._check_noise(work.secure)
+            self.promise_secure_sums(work.secure)
         elif self.is_secure:
             raise TrustError(
                 "The coordinator asks for the update of this device, but the federation used "
@@ -255,6 +287,20 @@ class DeviceState(StateFolder):
                 "operator. To agree, leave and join again.",
                 code="trust.no-secure-sum",
                 round=work.round,
+            )
+
+    def _check_noise(self, terms: SecureTerms) -> None:
+        """Raise TrustError if a sum has less noise than was promised."""
+        promised = self._promised_noise
+        noise = 0.0 if terms.privacy is None else terms.privacy.noise_multiplier
+        if promised is not None and noise < promised:
+            raise TrustError(
+                "Secure sums had the noise multiplier {promised:g} at first, and the coordinator "
+                "asks for a sum with {noise:g}. Nothing was sent. Ask the operator. To agree, "
+                "leave and join again.",
+                code="trust.less-noise",
+                promised=promised,
+                noise=noise,
             )
 
     @property
@@ -279,8 +325,9 @@ class DeviceState(StateFolder):
             return
         if terms is None:
             raise TrustError(
-                "The federation trained with differential privacy for samples, and its new bundle "
-                "does not. Nothing was trained. Ask the operator. To agree, leave and join again.",
+                "The federation trained with differential privacy for samples, but its new bundle "
+                "trains without it. Nothing was trained. Ask the operator. To agree, leave and "
+                "join again.",
                 code="trust.no-sample-privacy",
             )
         noise = min(noise for _, noise, _ in earlier.steps)
@@ -309,9 +356,9 @@ class DeviceState(StateFolder):
         Raises:
             ClientError: The offered files are not a bundle.
         """
-        from device_agent.runtime.graph_form import device_form
+        from device_agent.training.form_choice import files_for_device
 
-        offers = [offer for offer in offers if form_of(offer.name) in (None, device_form())]
+        offers = files_for_device(offers, training_folder(self.update))
         check_offers(offers)
         # Remove old files first: unfinished downloads of earlier rounds must not fill the disk.
         self._remove_other_files({offer.sha256 for offer in offers})

@@ -146,7 +146,7 @@ def join(
                 _tell_old(known)
                 folder.take_new_key()
             if invitation is not None and invitation.secure is not None:
-                folder.promise_secure_sums()
+                folder.promise_secure_sums(invitation.secure)
             folder.remember(identity)
         except BaseException:
             _give_back(identity, held)
@@ -196,9 +196,15 @@ def _introduce(
 
 def protection(terms: SecureTerms) -> str:
     """Say what secure sums reveal."""
-    return (
+    text = (
         "the coordinator learns only the sum of the updates of at least "
         f"{terms.fewest} devices, never the update of this device."
+    )
+    if (privacy := terms.privacy) is None:
+        return text
+    return (
+        f"{text} The change of this device is clipped to the norm {privacy.clip:g}, and the "
+        f"devices add noise with {privacy.noise_multiplier:g} times this size."
     )
 
 
@@ -240,7 +246,7 @@ def leave(state: Path, *, keep_personal: bool = False, offline: bool = False) ->
         if not offline:
             raise ClientError(
                 "{problem} Nothing was removed. Try again when the coordinator can be reached. Or "
-                "leave now with --offline: then the coordinator keeps the place of {device}.",
+                "leave now with --offline: then the coordinator still counts {device} as a member.",
                 code="client.not-left",
                 device=known.device,
                 url=known.url,
@@ -331,6 +337,7 @@ def _enrol(
         submodel=reply.submodel,
         token_sha256=fingerprint(token.encode()).sha256,
         key=reply.key or None,
+        labels=not reply.arrays or any(name.startswith("y") for name in reply.arrays),
     )
 
 

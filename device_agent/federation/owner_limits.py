@@ -91,11 +91,11 @@ class OwnerLimits:
         if self.only_when_charging and sensors.charging(root) is False:
             return "running on battery"
         if self.only_when_idle and (idle := system_bus.is_idle()) is not True:
-            return "in use by somebody" if idle is False else "logind does not say if it is idle"
+            unknown = "logind does not say whether this machine is idle"
+            return "in use by somebody" if idle is False else unknown
         if self.only_unmetered and (metered := system_bus.is_metered()) is not False:
-            return (
-                "on a metered connection" if metered else "NetworkManager does not say if metered"
-            )
+            unknown = "NetworkManager does not say whether the connection is metered"
+            return "on a metered connection" if metered else unknown
         if self.max_temperature is not None:
             degrees = sensors.temperature_c(root)
             limit = self.max_temperature - (HYSTERESIS_C if paused else 0)

@@ -94,8 +94,8 @@ def run(
         How many updates the coordinator accepted.
 
     Raises:
-        InputError: The device has not joined, a limit cannot be kept on this machine, or another
-            agent uses the state folder.
+        InputError: The device has not joined, this machine cannot enforce a limit, or another agent
+            uses the state folder.
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`. Or no update was accepted by the end
             of the last round, and the last training failed for lack of memory.
@@ -310,9 +310,9 @@ class _Rounds:
         return True
 
     def _judge(self, work: Work) -> None:
-        """Evaluate the model of the last round, and send the counts. Skip it if that fails."""
+        """Evaluate the new model of a round, and send the counts. Skip it if that fails."""
         self.current, self._manifest = work.round, manifest_of(work)
-        log.info("Evaluating the model of round %d, the last", work.round)
+        log.info("Evaluating the new model of round %d", work.round)
         try:
             self._tell(Progress(state="downloading"))
             self._folder.collect(work.files, self._fetch)
@@ -335,7 +335,7 @@ class _Rounds:
         except (LimitError, UpdateError) as error:
             if isinstance(error, RefusedError) and not error.round_over:
                 raise
-            log.warning("The model of the last round was not evaluated: %s", error)
+            log.warning("The new model of round %d was not evaluated: %s", work.round, error)
         self._skipped.skip(work.round, self._manifest)
 
     def _wait_if_paused(self) -> None:

@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.identity.trusted_key import TrustedKey
 from device_agent.federation.polling import Polling
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import WEIGHTS
+from device_agent.formats.protocol.problems import UNSIGNED_KEYS
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.secure_sums import (
     SecureConfirmation,
@@ -31,6 +33,8 @@ from device_agent.privacy.summed_updates import update_vector
 from device_agent.training.batching import round_seed
 
 log = logging.getLogger(__name__)
+NEW_TERMS_S = 30.0
+"""How long a device waits if the coordinator has other terms than the device, in seconds."""
 
 
 def kept_apart(work: Work) -> float:
@@ -91,7 +95,15 @@ class SecureSending(NamedTuple):
             work.secure,
             kept_apart(work),
         )
-        self.client.send_to_sum(work.round, sharer.keys)
+        try:
+            self.client.send_to_sum(work.round, sharer.keys)
+        except RefusedError as refusal:
+            if refusal.code != UNSIGNED_KEYS:
+                raise
+            # The keys are signed for these terms. A coordinator that was restarted may have others.
+            log.warning("Round %d: %s Asking for the work again.", work.round, refusal)
+            self.rest(NEW_TERMS_S)
+            return False
         members, polling = 0, Polling(self.rest)
         while True:
             step = self.client.secure_step(work.round)

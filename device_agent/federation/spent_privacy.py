@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 class SpentPrivacy(Struct, frozen=True, kw_only=True):
     """The content of privacy.json.
 
-    `delta` is that of the last round. `steps` has the sampling probability, the noise multiplier
-    and the number of training steps, with one entry for each pair of the first two.
+    `delta` is that of the last round. Each entry of `steps` is a sampling probability, a noise
+    multiplier and a number of training steps. Each pair of probability and multiplier has one
+    entry.
     """
 
     delta: float
@@ -40,8 +41,9 @@ def read_spent(path: Path) -> SpentPrivacy | None:
         return None
     except (OSError, MalformedError) as error:
         raise InputError(
-            "{path} cannot be read: {reason}. It has the privacy that the samples of this device "
-            "have spent. Restore the file; or delete it, if earlier rounds need not count.",
+            "{path} cannot be read: {reason}. It records the privacy budget that the samples of "
+            "this device have spent. Restore the file. Or, if earlier rounds need not count, "
+            "delete it.",
             code="state.unreadable-privacy",
             path=str(path),
             reason=str(error),

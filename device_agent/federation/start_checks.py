@@ -20,14 +20,14 @@ def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Us
         The device's identity, and the memory of this process before its first training.
 
     Raises:
-        InputError: The device has not joined, or a limit cannot be kept on this machine.
+        InputError: The device has not joined, or this machine cannot enforce a limit.
         DataError: No bundle could be trained on these data.
         LimitError: The agent alone already uses `max_memory`.
     """
     identity = DeviceState(options.state or default_state()).member()
     options.limits.check()
     if data:
-        check_source(options.data)
+        check_source(options.data, labels=identity.labels)
     # Measure before the first training: after it the process keeps the runtime's memory.
     idle = Usage.now()
     check_idle(ceilings(options.training.max_memory, idle))

@@ -32,7 +32,8 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
         problem = "is not a bundle"
     elif Path.cwd().is_relative_to(out.resolve()):
         raise InputError(
-            "{file} cannot be replaced from inside it: go to another folder first.",
+            "{file} cannot be replaced, because the current folder is inside it: go to another "
+            "folder first.",
             code="file.current-folder",
             file=str(out),
         )

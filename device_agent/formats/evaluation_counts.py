@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from device_agent.formats.manifest import Count, Struct
 from profiles.errors import UpdateError
@@ -65,7 +66,8 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         samples: Number of evaluated samples.
-        counted: Number of labels that count: samples, or positions that are not ignored.
+        counted: Number of evaluated labels. With a label for each position, positions to ignore do
+            not count.
         correct: How many of these labels are predicted correctly. None for a regression and for
             label sequences (CTC).
         loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
@@ -74,8 +76,8 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
             other models, and for bundles of version 0.2 and before.
         classes: For each class, its number of labels and how many labels are predicted correctly.
             None unless the federation asks for it and the owner agrees.
-        metrics: Sums over the samples of the metrics that the loss computes, by name. None if the
-            loss computes no metrics.
+        metrics: For each metric of the loss, by name: the sum of its values over the samples. None
+            if the loss has no metrics.
     """
 
     samples: Count
@@ -116,6 +118,26 @@ class LocalEvaluation(Struct, frozen=True, kw_only=True):
 
     before: EvaluationCounts
     after: EvaluationCounts
+
+
+def finite_counts(counts: EvaluationCounts) -> EvaluationCounts:
+    """Return `counts` without sums that are not finite, for messages, which cannot hold them.
+
+    A loss becomes the largest that its labels can have: a model that has diverged is the worst, and
+    a device that said nothing about it would have no vote against it. Other sums are left out.
+
+    Examples:
+        >>> diverged = EvaluationCounts(samples=2, counted=2, loss_sum=float("nan"))
+        >>> finite_counts(diverged).loss_sum
+        7e+38
+    """
+    loss, absolute, metrics = counts.loss_sum, counts.absolute_sum, counts.metrics
+    return replace(
+        counts,
+        loss_sum=loss if math.isfinite(loss) else LARGEST_LOSS * max(counts.counted, 1),
+        absolute_sum=absolute if absolute is not None and math.isfinite(absolute) else None,
+        metrics=metrics if metrics and all(map(math.isfinite, metrics.values())) else None,
+    )
 
 
 def check_counts(counts: EvaluationCounts, origin: str, *, signed: bool = False) -> None:

@@ -15,6 +15,8 @@ import re
 
 BLOCKS = (16, 8)
 """The numbers of channels in a block: 16 with AVX-512, 8 on other x86-64 processors."""
+PLAIN = "plain"
+"""The unchanged graphs, where a name must be written."""
 WINOGRAD = "winograd"
 PATTERN = re.compile(r"\.(nchwc\d+|winograd)\.onnx$")
 

@@ -63,7 +63,8 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
         shape: Shape of one sample.
         dtype: Type of the array before it is packed. In the port all numbers are float32.
         limit: int64 numbers are at least 0 and below this number. Labels with more axes than the
-            batch may also be -100, which is ignored.
+            batch may also be -100, which is ignored. Labels with a limit of 0 are in no file: the
+            loss reads none, and the port gets a zero for each sample.
         output: How an output is turned into probabilities; None for other parts.
     """
 

@@ -34,6 +34,11 @@ def array_name(prefix: str, part: Part) -> str:
     return f"{prefix}_{part.name}" if part.name else prefix
 
 
+def in_files(parts: Sequence[Part]) -> list[Part]:
+    """The `parts` that files hold. Labels with a limit of 0 do not exist: no loss reads them."""
+    return [part for part in parts if part.limit != 0]
+
+
 def columns(parts: Sequence[Part]) -> dict[str, slice]:
     """The columns of each part in the packed array, by name.
 

@@ -116,7 +116,7 @@ def key_fingerprint(key: str) -> str:
 def split_token(given: str) -> tuple[str, str | None]:
     """Split a token into the part that is sent and the fingerprint after the dot.
 
-    The fingerprint is None if the token has none.
+    If the token has no fingerprint, the second value is None.
 
     Examples:
         >>> split_token("abc." + "f" * 22)[0], split_token("abc")

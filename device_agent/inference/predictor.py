@@ -36,8 +36,8 @@ from device_agent.inference.probabilities import (
 from device_agent.runtime.runtime_choice import Session, open_session
 from device_agent.system.process_memory import map_large_blocks
 from device_agent.training.memory_estimate import batch_of, concurrent_peak_bytes, size_of
-from device_agent.training.memory_fit import check_need
 from device_agent.training.memory_limits import Ceiling, ceilings
+from device_agent.training.memory_refusal import check_need
 from device_agent.training.personal_model import personal_entries, read_personal_model
 from device_agent.training.signature_runs import check_ports
 from profiles.cost_model.memory_rule import TRAINING_RESERVE_BYTES as RESERVE

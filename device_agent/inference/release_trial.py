@@ -84,7 +84,7 @@ def try_release(
     manifest, meaning = predictor.bundle.manifest, predictor.meaning
     if manifest.output is UNSET:
         raise BundleError(
-            "{path} is no inference bundle, so it cannot be released.",
+            "{path} is not an inference bundle, so it cannot be released.",
             code="release.no-inference-bundle",
             path=str(offered),
         )

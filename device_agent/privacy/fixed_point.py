@@ -61,7 +61,7 @@ def encoded_counts(counts: Sequence[int]) -> np.ndarray:
 
 
 def decoded_counts(total: np.ndarray) -> list[int]:
-    """The sums of counts, from the sum of at most 65,536 results of `encoded_counts`.
+    """Decode `total`, the sum of at most 65,536 results of `encoded_counts`.
 
     With more devices, the sum of a part of a count could overflow.
     """

@@ -90,7 +90,7 @@ class SecretSharer:
     def shares(self, members: Sequence[SecureMember]) -> dict[str, str]:
         """Check the group, and make the encrypted shares for the neighbours."""
         if self._group is not None:
-            _refuse("it asked for the shares of one attempt twice")
+            _refuse("it asked twice for the shares of the same attempt")
         self._check_members(members)
         self._group = group = SecureGroup(self._round, members)
         holders, needed = group.holders(self._device), group.needed(self._device)
@@ -114,10 +114,10 @@ class SecretSharer:
         """
         group = self._ready()
         if self._is_masked:
-            _refuse("it asked for the update of one attempt twice")
+            _refuse("it asked twice for the update of the same attempt")
         neighbours = set(group.neighbours(self._device))
         if not shares.keys() <= neighbours:
-            _refuse("it passed on shares of devices that are no neighbours of this one")
+            _refuse("it passed on shares of devices that are not neighbours of this device")
         for sender, content in shares.items():
             self._held[sender] = self._opened(sender, content)
         if len(self._held) < group.needed(self._device):
@@ -137,9 +137,9 @@ class SecretSharer:
         """Check the list of devices whose updates have come, and sign it."""
         group = self._ready()
         if not self._is_masked:
-            _refuse("it named the updates of the sum before this device had sent its own")
+            _refuse("it named the devices in the sum before this device had sent its update")
         if self._present is not None and self._present != set(present):
-            _refuse("it named other devices of the sum than before")
+            _refuse("it named other devices in the sum than before")
         self._check_present(group, present)
         self._present = set(present)
         return self._sign(present_text(group.context, list(present)))
@@ -155,7 +155,9 @@ class SecretSharer:
         """
         group = self._ready()
         if self._present is None or self._present != set(present):
-            _refuse("it asked for shares for another sum than the devices have confirmed")
+            _refuse(
+                "it asked for shares for another sum than the one that the devices have confirmed"
+            )
         text = present_text(group.context, list(present))
         signers = {
             device
@@ -218,14 +220,14 @@ class SecretSharer:
             if not has_own_keys(member, self._round, self.keys.bundle, self._terms, self._apart):
                 _refuse(
                     f"{member.device} has not signed its keys for this round, bundle and terms, "
-                    "or they cannot be used"
+                    "or these keys cannot be used"
                 )
 
     def _check_present(self, group: SecureGroup, present: Sequence[str]) -> None:
         fewest = max(self._terms.fewest, FEWEST)
         named = set(present)
         if len(named) < len(present) or not named <= group.members.keys():
-            _refuse("the sum has a device twice, or one that is not in the group")
+            _refuse("the sum has a device twice, or a device that is not in the group")
         if self._device not in named:
             _refuse("the sum leaves out the update that this device has sent")
         if len(named) < fewest:
@@ -235,7 +237,7 @@ class SecretSharer:
 def _refuse(why: str) -> NoReturn:
     raise TrustError(
         "This device has left the secure sum of the round, because the coordinator broke a rule: "
-        "{why}. The update was not revealed. Ask the operator, if this happens again.",
+        "{why}. The update was not revealed. If this happens again, ask the operator.",
         code="trust.unsafe-sum",
         why=why,
     )

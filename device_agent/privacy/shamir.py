@@ -44,7 +44,10 @@ def split_secret(secret: bytes, threshold: int, shares: int) -> list[bytes]:
         b'secret'
     """
     if not 1 <= threshold <= shares <= MOST_SHARES:
-        raise ValueError(f"{threshold} of {shares} shares: at most {MOST_SHARES} can be made")
+        raise ValueError(
+            f"a secret has at most {MOST_SHARES} shares, and a threshold from 1 to their number; "
+            f"{shares} shares and the threshold {threshold} were asked for"
+        )
     rows = [secret, *(secrets.token_bytes(len(secret)) for _ in range(threshold - 1))]
     points = np.arange(1, shares + 1, dtype=np.uint8)[:, None]
     values: np.ndarray = np.zeros((shares, len(secret)), np.uint8)

@@ -1,7 +1,7 @@
 """An update as the vector that a device adds to a secure sum, and the mean update of a group."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from device_agent.formats.evaluation_counts import EvaluationCounts, LocalEvalua
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.protocol.secure_sums import SecureTerms
 from device_agent.formats.update import UpdateRecord
+from device_agent.privacy.factor_products import summed_table, summed_tensors
 from device_agent.privacy.fixed_point import (
     PARTS,
     decoded_counts,
@@ -18,6 +19,8 @@ from device_agent.privacy.fixed_point import (
     quantised,
     weighted_sum,
 )
+from device_agent.privacy.gaussian_noise import secure_bytes
+from device_agent.privacy.noised_change import largest, noised_numbers
 from profiles.errors import UpdateError
 
 COUNTS = 6
@@ -47,7 +50,8 @@ class GroupMean:
         loss_first: The mean loss over the first local epoch, weighted by samples.
         loss_last: The same for the last epoch.
         clipped: How many numbers of updates were clipped.
-        changes: The mean change of each tensor, weighted by samples, float64.
+        changes: The mean change of each tensor of the sum (`summed_table`), weighted by samples,
+            float64.
         evaluating: How many devices evaluated the models.
         before: The sums of their counts of the received model; None if no device evaluated.
         after: The same for the models after local training.
@@ -66,7 +70,7 @@ class GroupMean:
 
 def elements(table: Sequence[TensorEntry]) -> int:
     """The number of 32-bit numbers in the vector of an update with these tensors."""
-    return sum(math.prod(entry.shape) for entry in table) + PARTS_OF_COUNTS
+    return sum(math.prod(entry.shape) for entry in summed_table(table)) + PARTS_OF_COUNTS
 
 
 def update_vector(
@@ -85,18 +89,27 @@ def update_vector(
         received: The tensors of the same names that the device received.
         terms: The terms of the sum.
         devices: The size of the group.
-        seed: Decides the rounding.
+        seed: Decides the rounding, if the sum has no differential privacy.
 
     Returns:
         Shape (elements(record.tensors),), uint32.
     """
+
+    def changes() -> Iterator[np.ndarray]:
+        pair = summed_tensors(trained, record.tensors), summed_tensors(received, record.tensors)
+        for after, before in zip(*pair, strict=True):
+            yield after - before
+
+    if terms.privacy is not None:
+        numbers = noised_numbers(changes, terms, terms.privacy, devices, secure_bytes)
+        counts = [1, 1, *[0] * (COUNTS + 2 * EVALUATED - 2)]
+        return np.concatenate([numbers, encoded_counts(counts)])
     samples, draw = min(record.samples, terms.most_samples), np.random.default_rng(seed)
     weight, clipped = samples / terms.most_samples, 0
     vector = np.empty(elements(record.tensors), np.uint32)
     start = 0
-    for entry in record.tensors:
-        change = (trained[entry.name].astype(np.float64) - received[entry.name]).ravel()
-        part, beyond = quantised(change, weight, terms.most_change, devices, draw)
+    for change in changes():
+        part, beyond = quantised(change.ravel(), weight, terms.most_change, devices, draw)
         vector[start : start + len(part)] = part
         start, clipped = start + len(part), clipped + beyond
     losses = [
@@ -161,7 +174,7 @@ def group_mean(
         devices: How many vectors are in the sum.
 
     Raises:
-        UpdateError: The counts are impossible: a device has sent something else than its update.
+        UpdateError: The counts are impossible: a device did not send its real update.
     """
     counts = decoded_counts(total[-PARTS_OF_COUNTS:])
     counted, samples, steps, first, last, clipped = counts[:COUNTS]
@@ -174,11 +187,13 @@ def group_mean(
         and 0 <= clipped <= devices * (len(total) - PARTS_OF_COUNTS)
         and 0 <= counts[COUNTS] <= devices
     )
+    if terms.privacy is not None:
+        possible = counts == [devices, devices, *[0] * (len(counts) - 2)]
     if not possible:
         raise UpdateError(
-            "A secure sum of {devices} devices counts {counted} devices, {samples} samples, "
-            "{steps:g} steps, losses of {first:g} and {last:g}, and {clipped} clipped numbers, "
-            "which is impossible: a device has sent something else than its update.",
+            "A secure sum of {devices} devices is impossible: at least one device did not send its "
+            "real update. The sum counts {counted} devices, {samples} samples and {steps:g} steps. "
+            "The first loss is {first:g}, the last loss {last:g}; {clipped} numbers were clipped.",
             code="update.impossible-sum",
             devices=devices,
             counted=counted,
@@ -190,9 +205,10 @@ def group_mean(
         )
     changes, start = {}, 0
     scale = terms.most_samples / samples  # the weights in the sum are samples / most_samples
-    for entry in table:
+    most = largest(terms, group)
+    for entry in summed_table(table):
         size = math.prod(entry.shape)
-        part = weighted_sum(total[start : start + size], terms.most_change, group)
+        part = weighted_sum(total[start : start + size], most, group)
         changes[entry.name] = (part * scale).reshape(entry.shape)
         start += size
     return GroupMean(

@@ -58,6 +58,7 @@ def summary(profile: Profile) -> list[str]:
         f"backprop      {format_seconds(profile.backprop_s)} (training step minus forward pass)",
         *memory(profile),
         f"machine       {conditions(profile.before, profile.after)}",
+        f"energy        {profile.energy or NOT_MEASURABLE}",
         *(sustained(profile.sustained) if profile.sustained else []),
         *verdict(profile),
     ]

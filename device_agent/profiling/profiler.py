@@ -20,6 +20,7 @@ from device_agent.profiling.profile_text import label
 from device_agent.runtime.runtime_choice import runtime_of, versions
 from device_agent.system import sensors
 from device_agent.system.child_processes import failure
+from device_agent.system.energy import EnergyMeter
 from device_agent.training.form_choice import in_device_form
 from device_agent.training.memory_estimate import concurrent_peak_bytes
 from profiles.documents.bundle_profile import (
@@ -85,7 +86,7 @@ def profile_bundle(
     """
     bundle = in_device_form(open_bundle(Path(folder)))
     training_of(bundle)  # an inference bundle has no training to profile
-    before = sensors.conditions(sysfs)
+    before, energy = sensors.conditions(sysfs), EnergyMeter(sysfs)
     children = ChildProcesses(bundle, threads, runs, sysfs)
     phases = tuple(children.measure(task) for task in tasks(bundle))
     sustained = children.sustain(sustained_s) if sustained_s else None
@@ -111,6 +112,7 @@ def profile_bundle(
         after=sensors.conditions(sysfs),
         validity=Validity(invalid=tuple(children.throttled), unstable=unstable(phases)),
         sustained=sustained,
+        energy=energy.used(),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from device_agent.formats.graph_forms import WINOGRAD, form_file
+from device_agent.formats.graph_forms import PLAIN, WINOGRAD, form_file
 from device_agent.runtime.onnx_runtime import open_model
 from device_agent.system.process_memory import release_unused
 from profiles.cost_model.workload import WINOGRAD_GAIN
@@ -46,9 +46,9 @@ def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
     """
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-    seconds: dict[str, list[float]] = {"plain": [], WINOGRAD: []}
+    seconds: dict[str, list[float]] = {PLAIN: [], WINOGRAD: []}
     try:
-        files = {"plain": probe, WINOGRAD: probe.with_name(form_file(probe.name, WINOGRAD))}
+        files = {PLAIN: probe, WINOGRAD: probe.with_name(form_file(probe.name, WINOGRAD))}
         sessions = {form: open_model(str(file), 1) for form, file in files.items()}
         results = {form: session.run(None, given) for form, session in sessions.items()}
         for _ in range(RUNS):
@@ -60,6 +60,6 @@ def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
         return False
     right = all(
         float(np.abs(plain - other).max()) <= CLOSE * float(np.abs(plain).max())
-        for plain, other in zip(results["plain"], results[WINOGRAD], strict=True)
+        for plain, other in zip(results[PLAIN], results[WINOGRAD], strict=True)
     )
-    return right and min(seconds[WINOGRAD]) < (1 - WINOGRAD_GAIN) * min(seconds["plain"])
+    return right and min(seconds[WINOGRAD]) < (1 - WINOGRAD_GAIN) * min(seconds[PLAIN])

@@ -56,7 +56,7 @@ def conditions(root: Path = SYS) -> "Conditions":
 
 def temperature_c(root: Path = SYS) -> float | None:
     """Temperature of the hottest thermal zone in degrees Celsius."""
-    degrees = [_number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
+    degrees = [number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
     # A sensor that is switched off reports 0, or a temperature far below freezing.
     return max((value / 1000 for value in degrees if value is not None and value > 0), default=None)
 
@@ -64,7 +64,7 @@ def temperature_c(root: Path = SYS) -> float | None:
 def governor(root: Path = SYS) -> str | None:
     """The governor that sets the clock, such as ondemand; several are joined by commas."""
     governors = {
-        _text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")
+        text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")
     }
     return ", ".join(sorted(name for name in governors if name)) or None
 
@@ -73,7 +73,7 @@ def clock_hz(root: Path = SYS) -> int | None:
     """Current clock of the fastest core: measured by the hardware, or else set by the kernel."""
     # cpuinfo_cur_freq is measured, but on many kernels only root can read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
-        clocks = [_number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
+        clocks = [number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
         if known := [value for value in clocks if value]:
             return 1000 * max(known)
     return None
@@ -84,7 +84,7 @@ def throttle(root: Path = SYS) -> Throttle | None:
     # Each kind of machine has only some of the three sources, so all of them are combined.
     word = _pi_word(root)
     cooling = list(_cooling(root))
-    events = [_number(path) for path in root.glob(COUNTERS)]
+    events = [number(path) for path in root.glob(COUNTERS)]
     known = [count for count in events if count is not None]
     if word is None and not cooling and not known:
         return None
@@ -101,15 +101,17 @@ def throttle(root: Path = SYS) -> Throttle | None:
 
 def battery_level(root: Path = SYS) -> float | None:
     """Charge of the machine's battery from 0 to 1; the mean of several batteries."""
-    levels = [_number(supply / "capacity") for supply in _supplies(root, "battery")]
+    levels = [number(supply / "capacity") for supply in power_supplies(root, "battery")]
     known = [value for value in levels if value is not None]
     return sum(known) / len(known) / 100 if known else None
 
 
 def charging(root: Path = SYS) -> bool | None:
     """Whether the machine runs on external power. If so, its battery is charging or full."""
-    status = {_text(supply / "status") for supply in _supplies(root, "battery")}
-    online = [_number(supply / "online") for supply in _supplies(root, "mains", "usb", "wireless")]
+    status = {text(supply / "status") for supply in power_supplies(root, "battery")}
+    online = [
+        number(supply / "online") for supply in power_supplies(root, "mains", "usb", "wireless")
+    ]
     if "Discharging" in status:  # a charger may be connected but too weak
         return False
     if status & {"Charging", "Full"} or 1 in online:
@@ -121,7 +123,7 @@ def _pi_word(root: Path) -> int | None:
     """The flags of a Raspberry Pi's firmware; the folder is soc@107c000000 on a Pi 5."""
     for path in root.glob("devices/platform/soc*/soc*:firmware/get_throttled"):
         try:
-            return int(_text(path) or "", 16)
+            return int(text(path) or "", 16)
         except ValueError:
             continue
     return None
@@ -130,20 +132,20 @@ def _pi_word(root: Path) -> int | None:
 def _cooling(root: Path) -> Iterator[tuple[str, int]]:
     """Type and current state (0: inactive) of each cooling device that slows the processor."""
     for device in sorted(root.glob("class/thermal/cooling_device*")):
-        kind, state = _text(device / "type"), _number(device / "cur_state")
+        kind, state = text(device / "type"), number(device / "cur_state")
         if kind and state is not None and any(word in kind.lower() for word in CPU_COOLING):
             yield kind, state
 
 
-def _supplies(root: Path, *kinds: str) -> Iterator[Path]:
+def power_supplies(root: Path, *kinds: str) -> Iterator[Path]:
     """Yield the machine's power supplies, without supplies of devices such as a mouse."""
     for supply in sorted(root.glob("class/power_supply/*")):
-        kind = (_text(supply / "type") or "").lower()
-        if kind.startswith(kinds) and _text(supply / "scope") != "Device":
+        kind = (text(supply / "type") or "").lower()
+        if kind.startswith(kinds) and text(supply / "scope") != "Device":
             yield supply
 
 
-def _text(path: Path) -> str | None:
+def text(path: Path) -> str | None:
     """Content of a small file; None on an error, as for a sensor that is switched off."""
     try:
         return path.read_text().strip()
@@ -151,8 +153,9 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _number(path: Path) -> int | None:
+def number(path: Path) -> int | None:
+    """The whole number in a small file; None on an error."""
     try:
-        return int(_text(path) or "")
+        return int(text(path) or "")
     except ValueError:
         return None

@@ -6,8 +6,8 @@ Start with `standalone_training.py` (the command `train`) and `bundle_training.p
   `resumable_run.py` (position and checkpoints) and `signature_runs.py` (inputs and outputs).
 - `batching.py` splits the data into batches; `activation_cache.py` stores recorded activations.
 - `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
-- `memory_limits.py`, `memory_estimate.py`, `memory_fit.py`: the limits of this process, the memory
-  that a training needs, and whether it fits.
+- `memory_limits.py`, `memory_estimate.py`, `memory_refusal.py`: the limits of this process, the
+  memory that a training needs, and the refusal if it does not fit.
 - `execution_plan.py`: how this device runs the bundle. `form_choice.py` chooses the form of its
   graphs; `form_check.py` compares this form with the plain graphs.
 - `personal_model.py`: the personal tensors; `round_profile.py`: time and memory of a round.

@@ -13,7 +13,12 @@ from msgspec.structs import replace
 from device_agent.data.data_source import Data
 from device_agent.data.local_data import LocalData, load_data, name_of
 from device_agent.formats.bundle import Bundle, open_bundle, training_of
-from device_agent.formats.evaluation_counts import Judgement, LocalEvaluation, check_counts
+from device_agent.formats.evaluation_counts import (
+    Judgement,
+    LocalEvaluation,
+    check_counts,
+    finite_counts,
+)
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.label_rule import label_rule
 from device_agent.formats.manifest import FileEntry, Train, uploaded
@@ -25,7 +30,7 @@ from device_agent.runtime.runtime_choice import runtime_of
 from device_agent.system.disk_space import storage_error
 from device_agent.system.process_memory import map_large_blocks, ran_out
 from device_agent.training.batching import held_out_for
-from device_agent.training.checkpoint import Checkpoints, training_key
+from device_agent.training.checkpoint import Checkpoints, form_begun, training_key
 from device_agent.training.execution_plan import plan_execution
 from device_agent.training.form_check import with_checked_form
 from device_agent.training.memory_limits import Usage
@@ -34,7 +39,12 @@ from device_agent.training.remembered_checks import default_checks
 from device_agent.training.round_profile import RoundProfile
 from device_agent.training.schedule_interpreter import OnEpoch, ScheduleRun, ignore_epoch
 from device_agent.training.signature_runs import OnBatch, at_once
-from device_agent.training.training_folder import CHECKPOINT, UNPACKED, working_folder
+from device_agent.training.training_folder import (
+    CHECKPOINT,
+    UNPACKED,
+    training_folder,
+    working_folder,
+)
 from device_agent.training.training_options import DEFAULT_OPTIONS, TrainingOptions
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import LimitError, UpdateError
@@ -119,7 +129,9 @@ def train_bundle(
     out = Path(out)
     with _explain_system_errors(out):
         map_large_blocks()
-        plan = plan_execution(open_bundle(Path(folder)), options, idle or Usage.now())
+        bundle = open_bundle(Path(folder))
+        begun = form_begun(training_folder(out), bundle.sha256)
+        plan = plan_execution(bundle, options, idle or Usage.now(), begun)
         with working_folder(out) as scratch:
             # If there is a checkpoint of a finished training, its update may already exist.
             if not (scratch / CHECKPOINT).exists():
@@ -143,7 +155,7 @@ def train_bundle(
             )
             with _explain_divergence(local, name_of(data)):
                 with checked.limited_memory():
-                    written_before = resume(run)
+                    written_before = resume(run, checked.form)
                     check_place(out, force or written_before)
                     measured = RoundProfile() if profiled else None
                     run.run_schedule()
@@ -180,13 +192,14 @@ def judge_bundle(
 
     Returns:
         The counts; None if the device has too few samples to keep some apart, or if the bundle
-        promises differential privacy for samples, because counts have no noise.
+        promises differential privacy for samples, because counts have no noise. A loss that is not
+        finite counts as the largest, see `finite_counts`.
 
     Raises:
         BundleError: The bundle cannot be used.
         DataError: The data do not fit the bundle.
         LimitError: The evaluation needs too much memory.
-        UpdateError: The loss is not finite.
+        UpdateError: The bundle computes counts that are impossible.
     """
     with _explain_system_errors(scratch_for):
         map_large_blocks()
@@ -209,7 +222,7 @@ def judge_bundle(
                 spare_bytes=plan.spare_bytes,
             )
             with plan.limited_memory():
-                counts = run.judge()
+                counts = finite_counts(run.judge())
             check_counts(counts, "This device", signed=True)
             return Judgement(bundle=plan.bundle.sha256, counts=counts)
 
@@ -287,8 +300,12 @@ def local_data(bundle: Bundle, source: Data, unpack_to: Path | None = None) -> L
     )
 
 
-def resume(run: ScheduleRun) -> bool:
+def resume(run: ScheduleRun, form: str | None) -> bool:
     """Let `run` store checkpoints, and continue from the last checkpoint if there is one.
+
+    Args:
+        run: A run that has not started.
+        form: The form of its graphs; None if they are plain.
 
     Returns:
         Whether the checkpoint is of a finished training. If so, the update may already exist.
@@ -304,7 +321,8 @@ def resume(run: ScheduleRun) -> bool:
         runtime_of(run.bundle.manifest.runtime).description(),
         *(() if options.evaluation is None else (options.evaluation,)),
     )
-    run.checkpoints = Checkpoints(run.scratch, training_key(about), run.personal)
+    key, sha256 = training_key(about), run.bundle.sha256
+    run.checkpoints = Checkpoints(run.scratch, key, run.personal, sha256, form)
     checkpoint = run.checkpoints.load()
     if checkpoint is None:
         return False

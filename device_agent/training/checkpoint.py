@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from device_agent.formats.evaluation_counts import Evaluation, EvaluationCounts
+from device_agent.formats.graph_forms import PLAIN
 from device_agent.formats.tensor_files import read_tensors, write_tensors
 from device_agent.system.disk_space import Written
 from device_agent.training.training_folder import CHECKPOINT, UNPACKED, remove
@@ -78,11 +79,15 @@ class Checkpoints:
     """The checkpoint file of one training in the folder `folder`.
 
     A training is identified by `key`, a hash of its inputs, and by the personal tensors that it
-    starts with. A checkpoint of another training is ignored.
+    starts with. A checkpoint of another training is ignored. The checkpoint says in which `form` of
+    its graphs the bundle with the SHA-256 `bundle` is trained; see `form_begun`.
     """
 
-    def __init__(self, folder: Path, key: str, personal: Tensors) -> None:
+    def __init__(
+        self, folder: Path, key: str, personal: Tensors, bundle: str, form: str | None
+    ) -> None:
         self.folder = folder
+        self._begun = {"bundle": bundle, "form": form or PLAIN}
         self._key = key
         self._keys = [self._key_with(personal)]
         self._path = folder / CHECKPOINT
@@ -108,7 +113,7 @@ class Checkpoints:
         tensors = {STATE + name: array for name, array in checkpoint.state.items()}
         tensors |= {PERSONAL + name: array for name, array in checkpoint.personal.items()}
         position = msgspec.json.encode(checkpoint.position).decode()
-        about = {"keys": " ".join(self._keys), "position": position}
+        about = {"keys": " ".join(self._keys), "position": position, **self._begun}
         write_tensors(self._path, tensors, about | {"digest": _digest(position, tensors)})
 
     def load(self) -> Checkpoint | None:
@@ -145,6 +150,28 @@ class Checkpoints:
         ):
             return None
         return Checkpoint(position, _with_prefix(STATE, tensors), _with_prefix(PERSONAL, tensors))
+
+
+def form_begun(folder: Path, bundle: str) -> str | None:
+    """The form of graphs in which a killed training in `folder` has to continue.
+
+    Two forms differ in roundings. A device measures which form is faster, and may measure another
+    answer after a restart.
+
+    Args:
+        folder: The training folder.
+        bundle: SHA-256 of the bundle's manifest.
+
+    Returns:
+        The name of the form, `PLAIN` for the unchanged graphs; None without a checkpoint of a
+        training of this bundle.
+    """
+    try:
+        with safe_open(folder / CHECKPOINT, framework="numpy") as file:
+            about = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return None
+    return about.get("form") if about.get("bundle") == bundle else None
 
 
 def _digest(position: str, tensors: Mapping[str, np.ndarray]) -> str:

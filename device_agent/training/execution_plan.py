@@ -12,8 +12,8 @@ from device_agent.formats.bundle import Bundle, training_of
 from device_agent.formats.graph_forms import form_of
 from device_agent.training.form_choice import in_device_form
 from device_agent.training.memory_estimate import open_at_once, untouched_bytes
-from device_agent.training.memory_fit import check_fits, fits, spare_bytes
 from device_agent.training.memory_limits import Ceiling, Usage, ceilings, enforce_memory_limit
+from device_agent.training.memory_refusal import check_fits, fits, spare_bytes
 from device_agent.training.training_options import TrainingOptions
 
 
@@ -67,13 +67,16 @@ class ExecutionPlan:
             yield
 
 
-def plan_execution(bundle: Bundle, options: TrainingOptions, idle: Usage) -> ExecutionPlan:
+def plan_execution(
+    bundle: Bundle, options: TrainingOptions, idle: Usage, begun: str | None = None
+) -> ExecutionPlan:
     """Plan how this device trains `bundle`: in the device's form if this form fits, else plain.
 
     Args:
         bundle: The bundle as it was opened.
         options: Options of the training.
         idle: Memory of this process before its first training.
+        begun: The form in which a killed training has to continue; None if the training is new.
 
     Raises:
         BundleError: The bundle only predicts.
@@ -81,7 +84,7 @@ def plan_execution(bundle: Bundle, options: TrainingOptions, idle: Usage) -> Exe
     """
     training_of(bundle)
     limits = ceilings(options.max_memory, idle)
-    formed = in_device_form(bundle)
+    formed = in_device_form(bundle, begun)
     if not fits(formed.manifest, options.validating, limits):
         formed = bundle
     check_fits(formed.manifest, options.validating, limits)

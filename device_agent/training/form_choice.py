@@ -1,27 +1,50 @@
 """The form of a bundle's graphs that this device runs: plain, blocked or Winograd's."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from device_agent.formats.bundle import Bundle
-from device_agent.formats.graph_forms import WINOGRAD, form_file
-from device_agent.formats.manifest import Signature
+from device_agent.formats.graph_forms import WINOGRAD, form_file, form_of
+from device_agent.formats.manifest import MANIFEST, Signature
+from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.runtime.blocked_probe import best_form, block_size
 from device_agent.runtime.graph_form import device_form
+from device_agent.training.checkpoint import form_begun
 
 
-def in_device_form(bundle: Bundle) -> Bundle:
+def files_for_device(offers: Iterable[FileOffer], folder: Path) -> list[FileOffer]:
+    """Leave out the forms of graphs that this device does not run.
+
+    Args:
+        offers: The files of a bundle.
+        folder: The training folder, where a training of this bundle may have begun.
+    """
+    offers = list(offers)
+    begun = [form_begun(folder, offer.sha256) for offer in offers if offer.name == MANIFEST]
+    form = next(filter(None, begun), None) or device_form()
+    return [offer for offer in offers if form_of(offer.name) in (None, form)]
+
+
+def in_device_form(bundle: Bundle, begun: str | None = None) -> Bundle:
     """Return `bundle` with its graphs in the form that this device runs fastest.
 
     Graphs in ONNX format run in blocked form if the runtime has blocked convolutions. Otherwise
     they run in Winograd's form if this form is faster. Winograd's form may need more memory than
     the plain graphs.
+
+    Args:
+        bundle: A bundle with its plain graphs.
+        begun: The form in which a killed training has to continue; None if the training is new.
     """
     if bundle.manifest.runtime != "onnx":
         return bundle
     # Run the probe now: later, under a memory limit, it may fail and report no blocks.
-    return in_blocked_form(bundle) if block_size() is not None else in_winograd_form(bundle)
+    if block_size() is not None:
+        return in_blocked_form(bundle)
+    return in_winograd_form(bundle, begun)
 
 
 def in_blocked_form(bundle: Bundle) -> Bundle:
@@ -39,8 +62,8 @@ def in_blocked_form(bundle: Bundle) -> Bundle:
     return _with_signatures(bundle, forms)
 
 
-def in_winograd_form(bundle: Bundle) -> Bundle:
-    """Return `bundle` with Winograd's forms of graphs, if these are faster on this device."""
+def in_winograd_form(bundle: Bundle, begun: str | None = None) -> Bundle:
+    """Return `bundle` with Winograd's forms of graphs, if these are faster, or `begun`."""
     forms = {
         name: msgspec.structs.replace(
             signature, graph=file, peak_bytes=signature.winograd_peak_bytes
@@ -51,7 +74,7 @@ def in_winograd_form(bundle: Bundle) -> Bundle:
         # If only the plain graph has a predicted peak, its form cannot be checked against limits.
         and (signature.winograd_peak_bytes is not None or signature.peak_bytes is None)
     }
-    if not forms or device_form() != WINOGRAD:
+    if not forms or (begun or device_form()) != WINOGRAD:
         return bundle
     return _with_signatures(bundle, forms)
 

@@ -74,7 +74,7 @@ def session_bytes(manifest: Manifest) -> int:
 
 
 def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, str] | None:
-    """Process peak of the whole schedule above the idle agent.
+    """Predict the peak memory of the schedule, above the memory of the idle agent.
 
     Args:
         manifest: The manifest of the bundle.

@@ -89,7 +89,9 @@ def _checked(tensors: Personal, manifest: Manifest) -> Personal:
     for entry in (*personal, *(entry for entry in buffers if entry.name in tensors)):
         tensor = tensors.get(entry.name)
         if tensor is None or (tensor.shape, tensor.dtype.name) != (entry.shape, entry.dtype):
-            raise SafetensorError(f"it lacks the tensor {entry.name!r} in its shape and type")
+            raise SafetensorError(
+                f"the tensor {entry.name!r} is missing, or its shape or type is wrong"
+            )
         known[entry.name] = tensor
     return known
 

@@ -76,4 +76,9 @@ def keep_check(file: Path, key: str, objection: str | None) -> None:
     try:
         write_file(file, msgspec.json.encode(Remembered(objections=newest)))
     except OSError as error:
-        log.warning("The result of the form check is not stored: %s: %s", file, error.strerror)
+        log.warning(
+            "Cannot store the result of a check of the graph's form; it is repeated in later "
+            "rounds: %s: %s",
+            file,
+            error.strerror,
+        )

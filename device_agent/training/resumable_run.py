@@ -8,9 +8,6 @@ from device_agent.training.activation_cache import Recording
 from device_agent.training.checkpoint import Checkpoint, Checkpoints, Position
 from device_agent.training.signature_runs import SignatureRuns
 
-CHECKPOINT_S = 120.0
-"""Time between checkpoints within an epoch or a recording. A kill loses at most this much work."""
-
 
 @dataclass
 class ResumableRun(SignatureRuns):

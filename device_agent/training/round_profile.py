@@ -1,11 +1,14 @@
 """A profile measured during a round's training, without an extra run."""
 
+import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from device_agent.formats.bundle import Bundle, structure, training_of
 from device_agent.runtime.runtime_choice import runtime_of, versions
 from device_agent.system import process_memory, sensors
+from device_agent.system.energy import EnergyMeter
 from device_agent.training.memory_estimate import concurrent_peak_bytes
 from profiles.documents.bundle_profile import (
     Memory,
@@ -17,6 +20,9 @@ from profiles.documents.bundle_profile import (
     unstable,
 )
 from profiles.documents.timing_statistics import clock, duration, now
+from profiles.text_formatting import NOT_MEASURABLE, format_duration
+
+log = logging.getLogger(__name__)
 
 
 class RoundProfile:
@@ -30,11 +36,12 @@ class RoundProfile:
         """Start measuring. `sysfs` is the folder with the device's sensors."""
         self._sysfs = sysfs
         self._before, self._throttle = sensors.conditions(sysfs), sensors.throttle(sysfs)
+        self._begun, self._energy = time.perf_counter(), EnergyMeter(sysfs)
         self._resettable = process_memory.reset_peak()
         self._idle = process_memory.pages()
 
     def finish(self, bundle: Bundle, threads: int, seconds: Sequence[float]) -> Profile | None:
-        """Create the profile of the training.
+        """Create the profile of the training, and log its time and energy.
 
         Args:
             bundle: The bundle that was trained.
@@ -48,6 +55,8 @@ class RoundProfile:
         """
         if not seconds:
             return None
+        took, used = format_duration(time.perf_counter() - self._begun), self._energy.used()
+        log.info("The training took %s; energy: %s.", took, used or NOT_MEASURABLE)
         # Each signature once, in the order in which they run.
         steps = tuple(dict.fromkeys(step.signature for step in training_of(bundle).steps))
         counted = seconds[1:] or seconds
@@ -84,6 +93,7 @@ class RoundProfile:
             before=self._before,
             after=sensors.conditions(self._sysfs),
             validity=Validity(invalid=self._throttled(), unstable=unstable([phase])),
+            energy=used,
         )
 
     def _throttled(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from device_agent.runtime.runtime_choice import Session
 from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.batching import batches
 from device_agent.training.checkpoint import Checkpoint
-from device_agent.training.resumable_run import CHECKPOINT_S, ResumableRun
+from device_agent.training.resumable_run import ResumableRun
 from profiles.errors import UpdateError
 from profiles.text_formatting import loss_figure
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 OnEpoch = Callable[[int, int, float], None]
 """Called after each local epoch with its number from 1, the number of epochs and the mean loss."""
 
+CHECKPOINT_S = 120.0
+"""Time between checkpoints within an epoch or a recording. A kill loses at most this much work."""
 PROGRESS_S = 30.0
 """Time between two progress messages about the same epoch or recording."""
 

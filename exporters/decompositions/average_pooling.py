@@ -111,7 +111,7 @@ def average_pool_backward(
     """dX[i] = sum of grad[o] / divisor of o, over the windows o that contain i.
 
     If windows do not overlap, each value of `grad` is repeated. Otherwise, the sum is itself a
-    pooling: `grad` with stride - 1 zeros behind each element, average-pooled with stride 1.
+    pooling: insert stride - 1 zeros after each element of `grad`, then average-pool with stride 1.
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
     grad = corrected(grad, along, count_include_pad, divisor_override)

@@ -34,6 +34,17 @@ def diagonal_backward(
     return torch.where(on_it, by_row, 0.0).movedim((-2, -1), axes)
 
 
+def diagonal_scatter(
+    x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    """`x` with `src` (.., length) on the diagonal column - row = offset."""
+    axes = [dim % x.dim() for dim in (dim1, dim2)]
+    sizes = [n if axis in axes else 1 for axis, n in enumerate(x.shape)]
+    ones = torch.ones([*[1] * (x.dim() - 2), src.shape[-1]])
+    on_it = diagonal_backward(ones, sizes, offset, *axes)
+    return torch.where(on_it > 0, diagonal_backward(src, list(x.shape), offset, *axes), x)
+
+
 def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
     """Zeros except at `index` of the axis `dim`, which holds `grad`."""
     size, axis = input_sizes[dim], dim % len(input_sizes)
@@ -90,6 +101,7 @@ DECOMPOSITIONS: Decompositions = {
     aten.index_put.default: masked_write,
     aten.scatter_reduce.two: scatter_reduce,
     aten.diagonal_backward.default: diagonal_backward,
+    aten.diagonal_scatter.default: diagonal_scatter,
     aten.select_backward.default: select_backward,
     aten.unfold_backward.default: unfold_backward,
     aten.squeeze.dims: squeeze_dims,

@@ -116,7 +116,7 @@ def is_folded(shape: tuple[int, ...]) -> bool:
 def as_opened(model: ModelProto) -> ModelProto:
     """Return `model` as a session opens it: with float32 constants for 8-bit weights.
 
-    Each product Cast(integers) * scale, which `exporters/int8_quantization.py` writes, becomes a
+    Each product Cast(integers) * scale, which `exporters/int8_scales.py` writes, becomes a
     constant. The constants have the right sizes, but contain only zeros.
     """
     integers = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.INT8}

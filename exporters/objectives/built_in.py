@@ -6,10 +6,10 @@ from functools import partial
 
 from device_agent.formats.label_rule import LabelRule, class_axis
 from device_agent.formats.manifest import Part
-from exporters.objectives.labels import rule_of_parts
 from exporters.objectives.loss_text import BuiltIn
-from exporters.programs import losses
-from exporters.programs.losses import Objective, class_count
+from exporters.objectives.own_loss_labels import rule_of_parts
+from exporters.programs.training import losses
+from exporters.programs.training.losses import Objective, class_count
 from profiles.errors import ModelError
 
 Shape = tuple[int, ...]

@@ -10,10 +10,10 @@ from torch import Tensor
 from device_agent.formats.label_rule import IGNORED, LabelRule, output_of
 from device_agent.formats.manifest import LOSS, Output, Part
 from exporters.objectives.built_in import built_in
-from exporters.objectives.labels import rule_of_parts
 from exporters.objectives.loss_text import BuiltIn, Head
-from exporters.programs.losses import Measure, Objective, count_correct
+from exporters.objectives.own_loss_labels import rule_of_parts
 from exporters.programs.output_parts import described_parts, part_of
+from exporters.programs.training.losses import Measure, Objective, count_correct
 from profiles.errors import ModelError
 
 Parts = Sequence[Part]

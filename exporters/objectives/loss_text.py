@@ -116,6 +116,11 @@ class Own:
 ParsedLoss = BuiltIn | tuple[Head, ...] | Own
 
 
+def is_own(loss: str) -> bool:
+    """Whether `loss` is the user's own function. Raises InputError like `canonical`."""
+    return isinstance(parse(loss), Own)
+
+
 def canonical(loss: str | Sequence[Mapping[str, Any]]) -> str:
     """Convert a loss, given as text or as the list in a federation's file, to its canonical text.
 
@@ -140,7 +145,7 @@ def parse(text: str) -> ParsedLoss:
     terms = [[word.strip() for word in term.split(",")] for term in SUM.split(stripped)]
     if "=" not in terms[0][0]:
         if len(terms) > 1:
-            raise _invalid(text, f"the loss {terms[0][0]!r} of a sum does not say of which output")
+            raise _invalid(text, _unnamed_output(terms[0][0]))
         return _built_in(text, terms[0])
     heads = [_head(text, words) for words in terms]
     outputs = [head.output for head in heads]
@@ -176,10 +181,14 @@ def mixes_samples(loss: str) -> str | None:
     return None
 
 
+def _unnamed_output(loss: str) -> str:
+    return f"the loss {loss!r} in a sum does not name its output: write OUTPUT=LOSS"
+
+
 def _head(text: str, words: Sequence[str]) -> Head:
     output, equals, name = (word.strip() for word in words[0].partition("="))
     if not (equals and output):
-        raise _invalid(text, f"{words[0]!r} of a sum does not say of which output")
+        raise _invalid(text, _unnamed_output(words[0]))
     if OWN in name:
         raise _invalid(
             text, "an own loss takes all outputs at once: write one function for all of them"

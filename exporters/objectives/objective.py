@@ -9,9 +9,10 @@ from device_agent.formats.manifest import Part
 from exporters.objectives.built_in import built_in
 from exporters.objectives.heads import of_one_output, sum_of_heads
 from exporters.objectives.loss_text import Own, parse
-from exporters.objectives.own_loss import check_own_loss, own_objective, used_outputs
-from exporters.programs.losses import Objective
+from exporters.objectives.own_loss import own_objective
+from exporters.objectives.own_loss_check import check_own_loss, used_outputs
 from exporters.programs.output_parts import PREFERRED, described_parts
+from exporters.programs.training.losses import Objective
 from exporters.recording.captured import Captured
 from exporters.recording.model_output import OutputForm
 from exporters.recording.recording_comparison import random_outputs

@@ -21,8 +21,8 @@ def labels_of(loss: str) -> LabelRule:
     """
     parsed = parse(loss)
     if isinstance(parsed, Own):
-        from exporters.objectives.labels import ATTRIBUTE, rule_of_parts
         from exporters.objectives.own_loss import load_loss  # it needs torch
+        from exporters.objectives.own_loss_labels import ATTRIBUTE, rule_of_parts
 
         return rule_of_parts(getattr(load_loss(loss), ATTRIBUTE))
     if isinstance(parsed, BuiltIn):

@@ -1,9 +1,9 @@
-"""The user's own loss: imported, recorded as a graph, and compared with the function itself."""
+"""The user's own loss: imported, and recorded as a graph."""
 
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,33 +14,26 @@ from torch.fx import GraphModule
 
 from device_agent.formats.atomic_files import shown
 from device_agent.formats.manifest import ABSOLUTE, CORRECT, LOSS, Part
-from device_agent.formats.packing import packed_size
-from exporters.objectives.labels import ATTRIBUTE, rule_of_parts
+from device_agent.formats.packing import in_files, packed_size
+from exporters.objectives.own_loss_labels import ATTRIBUTE, rule_of_parts
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.programs.losses import Measure, Objective
 from exporters.programs.output_parts import (
+    Named,
     described_parts,
     nest,
-    part_of,
-    random_labels,
     unpack,
 )
 from exporters.programs.recorded_graph import MINIMUM_BATCH
+from exporters.programs.training.losses import Measure, Objective
 from exporters.recording.graph_cleanup import clean_up
 from exporters.recording.model_checks import check_draws_nothing, check_operators, check_sizes
-from exporters.recording.model_output import OutputForm
-from exporters.recording.replacements.replaced_functions import as_on_devices
+from exporters.recording.model_output import NONE, OutputForm
 from exporters.recording.torch_export import exported
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean, said_by
 
 Loss = Callable[[Any, Any], object]
-TOLERANCE = 1e-4
-"""Largest difference between a loss and its recording, relative to the result. Both run in float32,
-so only rounding errors may differ."""
-WIDE = 64
-"""If a loss has no gradient for a few outputs of the model, it is tried on this many samples."""
 RETURNS = (
     "It must return the loss of each sample (batch,), one number for the batch, or a pair of one "
     "of these and a dictionary of metrics (batch,)"
@@ -85,7 +78,7 @@ def load_loss(reference: str) -> Loss:
         raise ModelError(
             "The loss {loss!r}{place} does not say which labels it takes. Put a decorator above "
             "it: @et.loss(et.classes(10)) for one array, or @et.loss(box=et.numbers(4), "
-            "kind=et.classes(10)) for several.",
+            "kind=et.classes(10)) for several; @et.loss() if it reads none.",
             code="loss.no-labels",
             loss=reference,
             place=place_of(function),
@@ -109,24 +102,15 @@ def own_objective(reference: str, outputs: OutputForm) -> Objective:
             loss=reference,
             outputs=", ".join(outputs.left_out),
         )
-    if outputs.left_out:
-        name, reason = next(iter(outputs.left_out.items()))
-        raise ModelError(
-            "The loss {loss!r} gets everything that the model returns, but {output!r} cannot be "
-            "passed to it: {reason}. Return only tensors (batch, ...) of float32.",
-            code="loss.unusable-output",
-            loss=reference,
-            output=name,
-            reason=reason,
-        )
-    return _recorded_objective(function, reference, outputs.parts)
+    return _recorded_objective(function, reference, outputs)
 
 
 @lru_cache(maxsize=64)
-def _recorded_objective(function: Loss, reference: str, outputs: tuple[Part, ...]) -> Objective:
+def _recorded_objective(function: Loss, reference: str, form: OutputForm) -> Objective:
     """Record `function` once for these outputs, because every kind of device needs it."""
     labels: tuple[Part, ...] = getattr(function, ATTRIBUTE)
-    graph, names = record_loss(function, reference, outputs)
+    outputs = form.parts
+    graph, names = record_loss(function, reference, form)
 
     def result(number: int) -> Measure:
         def measure(output: Tensor, packed: Tensor) -> Tensor:
@@ -146,6 +130,79 @@ def _recorded_objective(function: Loss, reference: str, outputs: tuple[Part, ...
     )
 
 
+class Unusable(Tensor):
+    """An output that cannot be passed to a loss. A loss may receive it, but not compute with it."""
+
+    reason: Mapping[str, str]
+
+    @classmethod
+    def of(cls, name: str, reason: str, loss: str) -> "Unusable":
+        """Stand for the output `name`."""
+        output: Unusable = Tensor._make_subclass(cls, torch.empty(0))
+        output.reason = {"output": name, "reason": reason, "loss": loss}
+        return output
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raise ModelError."""
+        given = torch.utils._pytree.tree_leaves((args, kwargs))
+        own = next(value.reason for value in given if isinstance(value, Unusable))
+        raise ModelError(
+            "The loss {loss!r} reads the output {output!r}{place}, which cannot be passed to it: "
+            "{reason}. Return tensors with one axis for the batch. Products of samples with each "
+            "other, such as logits (batch, batch), can be computed in the loss.",
+            code="loss.unusable-output",
+            place=source_lines.called_place(),
+            loss=own["loss"],
+            output=own["output"],
+            reason=own["reason"],
+        )
+
+
+class InBothModes(Named):
+    """The outputs that a model returns in training and in inference.
+
+    A loss that reads another one, or all, would silently miss those of one mode.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any], hidden: frozenset[str], loss: str) -> None:
+        super().__init__(outputs)
+        self._hidden, self._loss = hidden, loss
+
+    def __missing__(self, key: str) -> Any:
+        """Raise ModelError for an output of one mode, else KeyError."""
+        if key in {name.partition(".")[0] for name in self._hidden}:
+            raise self._missed()
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether `key` is an output. Raises ModelError for an output of one mode."""
+        return super().__contains__(key) or (self.get(str(key)) is not None)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The output `key`. Raises ModelError for an output of one mode."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def __iter__(self) -> Any:
+        """Raise ModelError."""
+        raise self._missed()
+
+    keys = values = items = __iter__
+
+    def _missed(self) -> ModelError:
+        return ModelError(
+            "The loss {loss!r} reads outputs that the model returns only in training or only in "
+            "inference: {outputs}. Return the same outputs in both modes, without `if "
+            "self.training`, because the loss also evaluates the model.",
+            code="loss.outputs-by-mode",
+            loss=self._loss,
+            outputs=", ".join(sorted(self._hidden)),
+        )
+
+
 class Reduced(nn.Module):
     """The user's loss as a model of two inputs: the packed outputs and the packed labels.
 
@@ -157,17 +214,16 @@ class Reduced(nn.Module):
         self,
         function: Loss,
         reference: str,
-        outputs: Sequence[Part],
+        outputs: OutputForm,
         report: Callable[[list[str]], object],
     ) -> None:
         super().__init__()
         self.function, self.reference, self.outputs = function, reference, outputs
-        self.report = report
+        self.report, self.left_out = report, left_out(outputs, reference)
 
     def forward(self, output: Tensor, packed: Tensor) -> tuple[Tensor, ...]:
         """The mean loss of the batch, and the means of the metrics."""
-        labels = unpack(packed, getattr(self.function, ATTRIBUTE))
-        returned = self.function(as_returned(output, self.outputs), labels)
+        returned = self.returned(self.outputs.as_returned(output), packed)
         value: object = returned
         metrics: Any = {}
         if isinstance(returned, tuple) and len(returned) == 2:
@@ -190,6 +246,16 @@ class Reduced(nn.Module):
         self.report([LOSS, *metrics])
         return tuple(results)
 
+    def returned(self, named: Mapping[str, Tensor], packed: Tensor) -> Any:
+        """What the function returns for the outputs `named`, in the model's own form."""
+        parts = getattr(self.function, ATTRIBUTE)
+        labels = unpack(packed, parts) if in_files(parts) else None
+        hidden = self.outputs.in_one_mode
+        given: Any = named[""] if list(named) == [""] else nest({**named, **self.left_out})
+        if hidden:
+            given = InBothModes(given, hidden, self.reference)
+        return self.function(given, labels)
+
     def _mean(self, value: object, what: str, batch: Set[str], *, scalar: bool) -> Tensor:
         if not isinstance(value, Tensor):
             raise self._wrong(f"{what} is a {type(value).__name__}")
@@ -211,9 +277,7 @@ class Reduced(nn.Module):
         )
 
 
-def record_loss(
-    function: Loss, reference: str, outputs: Sequence[Part]
-) -> tuple[GraphModule, list[str]]:
+def record_loss(function: Loss, reference: str, form: OutputForm) -> tuple[GraphModule, list[str]]:
     """Record the user's loss as a graph of (packed outputs, packed labels).
 
     Returns:
@@ -224,7 +288,8 @@ def record_loss(
     """
     labels: tuple[Part, ...] = getattr(function, ATTRIBUTE)
     names: list[list[str]] = []
-    module = Reduced(function, reference, outputs, names.append)
+    outputs = form.parts
+    module = Reduced(function, reference, form, names.append)
     shape = (packed_size(outputs),) if len(outputs) > 1 else outputs[0].shape
     rows = MINIMUM_BATCH + 1
     example = torch.rand(rows, *shape), torch.zeros(rows, packed_size(labels))
@@ -241,23 +306,24 @@ def record_loss(
         raise ModelError(
             "The loss {loss!r} cannot be recorded{place}: {reason}. It gets {outputs} and the "
             "labels {labels}. It must compute with torch's operators and run the same for every "
-            "batch: choose with torch.where, and do not read values.",
+            "batch. Choose with torch.where; do not use values of tensors in `if` or `.item()`.",
             code="loss.cannot-record",
             loss=reference,
             place=source_lines.place_of_error(error) or place_of(function),
             reason=said_by(error),
             outputs=described_parts(outputs) if outputs[0].name else "the output",
-            labels=described_parts(labels).strip(),
+            labels=described_parts(in_files(labels)).strip() or "None",
         ) from error
     return graph, names[-1]
 
 
-def as_returned(output: Tensor, outputs: Sequence[Part]) -> Any:
-    """Turn one packed tensor into the `outputs`, in the form in which the model returns them."""
-    if len(outputs) > 1:
-        return unpack(output, outputs)
-    name = outputs[0].name
-    return nest({name: output}) if name else output
+def left_out(form: OutputForm, loss: str) -> dict[str, Unusable | None]:
+    """What the loss gets in place of outputs that cannot be passed to it."""
+    return {
+        name: None if reason == NONE else Unusable.of(name, reason, loss)
+        for name, reason in form.left_out.items()
+        if name not in form.in_one_mode
+    }
 
 
 def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
@@ -282,107 +348,6 @@ def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
         place="" if error.values.get("place") else place_of(function),
         reason=reason[0].lower() + reason[1:],
     )
-
-
-def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output: Tensor) -> None:
-    """Compare the recorded loss with the function itself, on outputs of the model.
-
-    Args:
-        goal: The objective of the loss.
-        reference: `module:function`.
-        outputs: The outputs of the model.
-        output: What the model computes for random samples, packed.
-
-    Raises:
-        ModelError: The loss or its gradient is not finite, the loss does not depend on the outputs,
-            or the recording differs.
-    """
-    function = load_loss(reference)
-    parts = goal.labels.parts
-    labels = random_labels(parts, len(output), torch.Generator().manual_seed(0))
-    module = Reduced(function, reference, outputs.parts, str)
-    results = []
-    for run in (lambda o: module(o, labels)[0], lambda o: goal.loss(o, labels)):
-        leaf = output.detach().clone().requires_grad_()
-        try:
-            with as_on_devices():
-                value = run(leaf)
-                gradient = torch.autograd.grad(value, leaf)[0] if value.requires_grad else None
-        except Exception as error:  # the user's code may raise anything
-            raise_if_interrupted(error)
-            raise ModelError(
-                "The loss {loss!r} or its gradient fails for the labels that it declares: "
-                "{reason}{place}. Declare the labels that fit the outputs: {outputs}.",
-                code="loss.fails",
-                loss=reference,
-                reason=said_by(error),
-                place=source_lines.place_of_error(error) or place_of(function),
-                outputs=described_parts(outputs.parts),
-            ) from error
-        results.append((value.detach(), gradient))
-    (value, gradient), (recorded, own) = results
-    if not torch.isfinite(value) or not (gradient is None or torch.isfinite(gradient).all()):
-        raise ModelError(
-            "The loss {loss!r}{place} is not finite for outputs of the model and labels from 0 to "
-            "1: {value:g}. Avoid logarithms and divisions of 0, for example with clamp or "
-            "logsigmoid.",
-            code="loss.not-finite",
-            loss=reference,
-            place=place_of(function),
-            value=float(value),
-        )
-    if gradient is None or own is None or not (gradient.any() or trains(goal.loss, output, parts)):
-        raise ModelError(
-            "The loss {loss!r}{place} has no gradient: it does not depend on the model's outputs, "
-            "or only through integers, `detach` or `torch.no_grad`. Compute it from the outputs "
-            "with operators that have a gradient.",
-            code="loss.no-gradient",
-            loss=reference,
-            place=place_of(function),
-        )
-    far = abs(float(recorded - value)) > TOLERANCE * (abs(float(value)) + 1e-6)
-    if far or float((own - gradient).norm()) > TOLERANCE * float(gradient.norm()) + 1e-6:
-        raise ModelError(
-            "The recorded loss {loss!r}{place} differs from the function itself. A custom "
-            "autograd.Function and values that change between calls cannot be exported.",
-            code="loss.recording-differs",
-            loss=reference,
-            place=place_of(function),
-        )
-
-
-def trains(loss: Measure, output: Tensor, labels: Sequence[Part]) -> bool:
-    """Whether `loss` has a gradient for some random outputs in the shape of `output`.
-
-    A loss without a gradient for `output` may have a gradient elsewhere. An example is a hinge
-    loss.
-    """
-    generator = torch.Generator().manual_seed(0)
-    others = torch.randn(WIDE, *output.shape[1:], generator=generator).requires_grad_()
-    value = loss(others, random_labels(labels, WIDE, generator))
-    return bool(torch.autograd.grad(value, others)[0].any())
-
-
-def used_outputs(
-    goal: Objective, reference: str, outputs: OutputForm, output: Tensor
-) -> frozenset[int] | None:
-    """Indices of the outputs that a gradient of the user's own loss reaches; None for one output.
-
-    For all other outputs, PyTorch's gradient is None. So PyTorch's optimizers do not decay the
-    parameters of these outputs. The arguments are those of `check_own_loss`, which has accepted
-    them.
-    """
-    parts = outputs.parts
-    if len(parts) == 1:
-        return None
-    labels = random_labels(goal.labels.parts, len(output), torch.Generator().manual_seed(0))
-    leaves = [part_of(output, part, parts).detach().requires_grad_() for part in parts]
-    given = nest({part.name: leaf for part, leaf in zip(parts, leaves, strict=True)})
-    with as_on_devices():
-        returned: Any = load_loss(reference)(given, unpack(labels, goal.labels.parts))
-    value = returned[0] if isinstance(returned, tuple) else returned
-    gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
-    return frozenset(number for number, found in enumerate(gradients) if found is not None)
 
 
 def place_of(function: object) -> str:

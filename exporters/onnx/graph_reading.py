@@ -152,6 +152,8 @@ def gradient_of(node: Node) -> Gradient | None:
         return None
     (groups,), (down, along) = window["group"], window["dilations"]
     pixel = sizes_of(image)[1] // groups
+    if not pixel:
+        return None
     return Gradient(
         image=image,
         moved=moved,

@@ -21,8 +21,8 @@ from onnxscript.optimizer import fold_constants
 from torch.fx import GraphModule, Node
 
 from exporters.decompositions.activation import GELU, HARD_SIGMOID
-from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.multiply_add import SYMBOLIC_FACTORS
+from exporters.decompositions.plain_or_transposed import ONNX_RUNTIME
 from exporters.memory.liveness import IN_PLACE, note_in_place
 from exporters.memory.onnx_footprint import footprint
 from exporters.onnx.large_factors import put_large_factors_first
@@ -31,7 +31,13 @@ from exporters.onnx.recomputed.cheap_activations import RecomputeActivations
 from exporters.onnx.recomputed.checkpoints import KeepCheckpoints
 from exporters.onnx.scalar_ranks import raise_numbers
 from exporters.onnx.state_in_place import update_in_place
-from exporters.onnx.torch_translation import finish_scans, quieten, separate_outputs, translated
+from exporters.onnx.torch_translation import (
+    finish_scans,
+    name_inputs,
+    quieten,
+    separate_outputs,
+    translated,
+)
 from exporters.onnx.traced_passes.graph_passes import shorten
 from exporters.programs import source_lines
 from exporters.programs.garbage_collection import rare_collections
@@ -121,6 +127,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     raise_numbers(lowered.model.graph)
     RemoveUnusedNodesPass()(lowered.model)
     finish_scans(lowered.model)
+    name_inputs(lowered.model.graph, [port.name for port in signature.inputs])
     separate_outputs(lowered.model.graph, [port.name for port in signature.outputs])
     overwritten = update_in_place(lowered.model, signature)
     model = lowered.model_proto

@@ -32,9 +32,10 @@ from exporters.onnx.operator_table import OPSET, TRANSLATIONS
 from exporters.onnx.translation_shortcuts import shortcuts
 from exporters.programs import source_lines
 from exporters.programs.loop_bodies import BACKWARD, to_scans
-from exporters.programs.operator_support import suggest_alternative
+from exporters.programs.operator_support import may_lack_form, suggest_alternative
 from exporters.programs.program import ProgramSignature
 from exporters.programs.recorded_graph import MINIMUM_BATCH, attribute
+from exporters.programs.tracing import operators
 from profiles.errors import ExportError
 
 
@@ -77,6 +78,10 @@ def no_form(signature: ProgramSignature, reason: str) -> ExportError:
         )
     name = f"aten::{named[1]}"
     place = source_lines.place_of_operator(signature.source, name)
+    if not place and signature.source is not None:
+        # PyTorch's own form may have operators with other names than those of the model.
+        name = next(filter(may_lack_form, operators(signature.source)), name)
+        place = source_lines.place_of_operator(signature.source, name)
     return ExportError(
         "Signature {signature!r} needs the operator {operator}{place}, which has no ONNX form: "
         "{alternative}",
@@ -203,6 +208,18 @@ def set_direction(scan: ir.Node, backward: bool) -> None:
     for kind, count in (("input", inputs), ("output", outputs)):
         name = f"scan_{kind}_directions"
         scan.attributes[name] = ir.AttrInt64s(name, [int(backward)] * count)
+
+
+def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Give the inputs of `graph` these `names`; an input that is an output, too, is copied."""
+    for index, value in enumerate(tuple(graph.outputs)):
+        if value in graph.inputs:
+            node = ir.Node("", "Identity", [value])
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    for value, name in zip(graph.inputs, names, strict=True):
+        value.name = name
 
 
 def separate_outputs(graph: ir.Graph, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from torch import Tensor
 
 from device_agent.runtime.onnx_runtime import LARGEST_FOLDED
-from exporters.int8_quantization import to_int8
+from exporters.int8_scales import to_int8
 from exporters.memory.onnx_footprint import is_folded
 
 BLOCK_BYTES = 2 * LARGEST_FOLDED

@@ -6,6 +6,10 @@ has test rows under the same name, which compare its gradients with float64 auto
 
 from dataclasses import dataclass
 
+import torch
+from torch._ops import OpOverload
+
+from exporters.decompositions import table
 from exporters.programs.source_lines import stem
 
 
@@ -136,7 +140,7 @@ UNSUPPORTED = (
     UnsupportedGroup(
         "embedding bag with offsets",
         ("embedding_bag",),
-        "bags of any length have no forward form",
+        "bags of any length cannot be computed by forward operators",
         "ids of the shape (batch, n), or nn.Embedding and a sum or mean over its axis 1",
     ),
     UnsupportedGroup(
@@ -158,11 +162,11 @@ UNSUPPORTED = (
         "antialias=False, or average pooling",
     ),
     UnsupportedGroup(
-        "inverses and decompositions",
+        "decompositions, and inverses of large matrices",
         ("linalg", "matrix_exp", "inverse", "cholesky", "svd"),
         "neither ONNX nor TFLite has them",
-        "a known inverse or a density written out as a formula, scale_tril of MultivariateNormal, "
-        "or matrix products, for example a fixed number of iterations",
+        "torch.linalg.inv, solve, slogdet or cholesky of at most 32 rows, or matrix products, for "
+        "example a fixed number of iterations",
     ),
     UnsupportedGroup(
         "sparse gradients", ("sparse",), "neither ONNX nor TFLite has them", "sparse=False"
@@ -179,13 +183,75 @@ UNSUPPORTED = (
         "no gradient",
         'mode="bilinear" and padding_mode="zeros"',
     ),
+    UnsupportedGroup(
+        "special functions",
+        (
+            *("erfinv", "ndtri", "polygamma", "igamma", "gammainc", "zeta", "i0", "i1", "airy"),
+            *("j0", "j1", "y0", "y1", "modified_bessel", "scaled_modified_bessel", "spherical"),
+            *("chebyshev", "shifted_chebyshev", "hermite", "laguerre", "legendre"),
+            *("frexp", "nextafter", "gcd"),
+        ),
+        "neither ONNX nor TFLite has them",
+        "a polynomial that approximates the function on the range you need",
+    ),
+    UnsupportedGroup(
+        "histograms",
+        ("histc", "histogram"),
+        "TFLite has none, and ONNX none whose bounds follow from the samples",
+        "torch.bincount(indices, minlength=bins) of the indices of bins",
+    ),
+    UnsupportedGroup(
+        "distances of pairs without repetition",
+        ("pdist",),
+        "no gradient",
+        "torch.cdist(x, x), which has each pair twice",
+    ),
+    UnsupportedGroup(
+        "masked scatter",
+        ("masked_scatter",),
+        "no gradient",
+        "torch.where(mask, values, x) with values in the shape of x",
+    ),
 )
+
+
+EXPORTED = ("linalg_vector_norm", "linalg_cross", "lift_fresh_copy", "lift_fresh")
+"""Operators that are exported, although their names or their lack of a form say otherwise."""
 
 
 def find_unsupported(operator: str) -> UnsupportedGroup | None:
     """The unsupported group of an ATen `operator` like aten::median, or None."""
     name = stem(operator)
+    if name in EXPORTED:
+        return None
     return next((row for row in UNSUPPORTED if name.startswith(row.prefixes)), None)
+
+
+def may_lack_form(operator: str) -> bool:
+    """Whether an export may fail for an ATen `operator` like aten::median.
+
+    That is an operator of an unsupported group, or one that is no core operator of PyTorch and
+    that nothing expresses by core operators.
+    """
+    if find_unsupported(operator) is not None:
+        return True
+    namespace, _, name = operator.partition("::")
+    if namespace != "aten" or stem(operator) in EXPORTED:
+        return False
+    packet, forms = getattr(torch.ops.aten, name), table()
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    return not any(
+        torch.Tag.core in overload.tags or overload in forms or _decomposes(overload)
+        for overload in overloads
+    )
+
+
+def _decomposes(overload: OpOverload) -> bool:
+    """Whether PyTorch itself expresses `overload` by other operators."""
+    try:
+        return overload._can_decompose()
+    except RuntimeError:  # of overloads without a kernel, such as copy_.Tensor
+        return False
 
 
 def suggest_alternative(operator: str) -> str:

@@ -16,15 +16,10 @@ PREFERRED = "logits"
 """If a loss names no output, it takes the one with this name from a dictionary of outputs."""
 
 
-def pack_outputs(tensors: Sequence[Tensor]) -> Tensor:
-    """Put tensors (batch, ...) side by side, as one tensor (batch, k).
-
-    A tensor without axes is one number for the batch, which each sample gets.
-    """
-    rows = next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)
-    wide = [tensor if tensor.dim() else tensor.expand(rows) for tensor in tensors]
+def pack_outputs(tensors: Sequence[Tensor], rows: Any) -> Tensor:
+    """Put tensors (batch, ...) of `rows` samples side by side, as one tensor (batch, k)."""
     # `flatten` would need an axis after the batch.
-    return torch.cat([tensor.reshape(rows, -1) for tensor in wide], 1)
+    return torch.cat([tensor.reshape(rows, -1) for tensor in tensors], 1)
 
 
 def part_of(packed: Tensor, part: Part, parts: Sequence[Part]) -> Tensor:
@@ -49,13 +44,26 @@ def unpack(packed: Tensor, parts: Sequence[Part]) -> Any:
     return nest({part.name: part_of(packed, part, parts) for part in parts})
 
 
-def random_labels(parts: Sequence[Part], rows: int, generator: torch.Generator) -> Tensor:
-    """Random packed labels: classes, and numbers from 0 to 1."""
+def random_labels(
+    parts: Sequence[Part], rows: int, generator: torch.Generator, *, with_ends: bool = True
+) -> Tensor:
+    """Random packed labels: classes, and numbers from 0 to 1.
+
+    With `with_ends`, a quarter of the numbers is 0 and a quarter is 1: losses compare labels with
+    them to find the places of objects. But some losses are not finite then.
+    """
+
+    def numbers(shape: tuple[int, int]) -> Tensor:
+        drawn = torch.rand(shape, generator=generator)
+        if with_ends:
+            drawn = (2 * drawn - 0.5).clamp(0, 1)
+        return drawn
+
     shapes = [(rows, packed_size([part])) for part in parts]
     drawn = [
         torch.randint(part.limit or SAFE_LIMIT, shape, generator=generator).float()
         if part.dtype == "int64"
-        else torch.rand(shape, generator=generator)
+        else numbers(shape)
         for part, shape in zip(parts, shapes, strict=True)
     ]
     return torch.cat(drawn, 1)
@@ -70,6 +78,17 @@ def described_parts(parts: Sequence[Part]) -> str:
     )
 
 
+class Named(dict[str, Any]):
+    """Values by name, which are attributes, too, as in data classes."""
+
+    def __getattr__(self, name: str) -> Any:
+        """The value `name`. Raises AttributeError."""
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
 def nest(named: Mapping[str, Any]) -> Any:
     """Nest the values whose names begin alike, such as `boxes.0` and `boxes.1`."""
     groups: dict[str, dict[str, Any]] = {}
@@ -79,5 +98,5 @@ def nest(named: Mapping[str, Any]) -> Any:
     nested = {
         name: group[""] if list(group) == [""] else nest(group) for name, group in groups.items()
     }
-    numbered = list(nested) == [str(number) for number in range(len(nested))]
-    return tuple(nested.values()) if numbered else nested
+    numbers = [str(number) for number in range(len(nested))]
+    return tuple(map(nested.get, numbers)) if nested.keys() == set(numbers) else Named(nested)

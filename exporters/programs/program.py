@@ -141,7 +141,7 @@ class Program:
         sample_limit: int64 samples are at least 0 and below this number, if it is given.
         preprocessing: How pictures or CSV files become samples; None if devices have arrays.
         int8: Names of frozen tensors that are 8-bit integers in graphs that hold them as constants;
-            see `int8_quantization.py`. Their values have to be `rounded`.
+            see `int8_scales.py`. Their values have to be `rounded`.
         output: How the model's output is turned into probabilities, in a program that only
             predicts.
     """

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
-from exporters.programs.losses import Objective
 from exporters.programs.program import Program, ProgramSignature
+from exporters.programs.training.losses import Objective
 
 LIBRARIES = (
     *("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "sympy"),

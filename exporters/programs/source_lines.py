@@ -177,7 +177,8 @@ def related(recorded: str, forward: str) -> bool:
     """
     begins = "conv" if forward == "convolution" else forward
     both = any(recorded.startswith(name) and forward.startswith(name) for name in LIBRARIES)
-    return recorded.startswith(begins) or forward.startswith(recorded) or both
+    library = any(forward == name + recorded for name in LIBRARIES)
+    return recorded.startswith(begins) or forward.startswith(recorded) or both or library
 
 
 def stem(operator: str) -> str:
@@ -206,6 +207,11 @@ def parenthesized(*places: str) -> str:
     """The known `places` as text in parentheses, with a space in front; or empty."""
     known = [place for place in places if place]
     return f" ({', '.join(known)})" if known else ""
+
+
+def called_place() -> str:
+    """The user's line that is running, in parentheses; or empty."""
+    return parenthesized(running_line())
 
 
 def is_users(file: str) -> bool:

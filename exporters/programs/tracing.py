@@ -90,8 +90,8 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
         A graph of forward operators, for any batch of at least two samples.
 
     Raises:
-        ExportError: An operator has no forward form, the code depends on the values of its inputs,
-            or the code fixes the batch size.
+        ExportError: An operator cannot be computed by forward operators, the code depends on the
+            values of its inputs, or the code fixes the batch size.
     """
     graph = flat_graph(signature, {**table(), **(decompositions or {})})
     check_forward_only(graph, signature)
@@ -104,11 +104,19 @@ def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphMo
     The graph takes its inputs on `device`.
     """
     graph = flat_graph(signature, {})
+    views_to_reshapes(graph.graph)
     for node in graph.graph.nodes:  # for example, `arange` over the classes
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": torch.device(device)}
     graph.recompile()
     return graph.to(device)
+
+
+def views_to_reshapes(graph: Graph) -> None:
+    """Let `graph` run whatever the memory layouts are: torch's are not always those traced."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
 
 
 def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
@@ -259,7 +267,8 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that inference runtimes do not have."""
     for name in operators(graph):
         # A trailing underscore marks in-place operators that functionalize could not remove.
-        if "backward" in name or name.endswith("_") or name in TRAINING_OPERATORS:
+        in_place = name.endswith("_") and not name.endswith("__")  # `__rshift__` is none
+        if "backward" in name or in_place or name in TRAINING_OPERATORS:
             raise unsupported(signature, name)
 
 
@@ -309,6 +318,7 @@ def in_double_precision(module: GraphModule) -> GraphModule:
     for node in graph.nodes:
         node.meta = {}
         node.args, node.kwargs = map_aggregate((node.args, node.kwargs), double_type)
+    views_to_reshapes(graph)
     return LazyGraphModule(module, graph)
 
 

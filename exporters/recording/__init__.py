@@ -2,7 +2,8 @@
 
 Start with `capture.py`. `model_checks.py` refuses models that cannot be trained;
 `recording_comparison.py` refuses a recording whose results differ from the model's.
-`functional_form.py` and `graph_cleanup.py` bring the recorded graph into one form. `replacements/`
-has the functions of torch that get another form while a model is recorded. Training steps do not
-belong here: see `programs/`.
+`functional_form.py` and `graph_cleanup.py` bring the recorded graph into one form. `choices/` and
+`sizes/` are for code that decides by values, or depends on sizes. `replacements/` has the functions
+of torch that get another form while a model is recorded. Training steps do not belong here: see
+`programs/`.
 """

@@ -4,10 +4,13 @@
 Parameters keep the names that they have in the model.
 """
 
+import re
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import Dtype
@@ -25,7 +28,6 @@ from exporters.programs.sample_ranges import describe_input
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.fixed_draws import fix_draws
-from exporters.recording.fixed_sizes import shape_remedy
 from exporters.recording.graph_cleanup import clean_up
 from exporters.recording.inputs.input_ranges import checked_range, input_range_of
 from exporters.recording.inputs.input_shapes import wrong_input_shape
@@ -39,9 +41,9 @@ from exporters.recording.model_checks import (
     check_writes,
     name_batch,
 )
-from exporters.recording.model_output import OutputForm, return_packed_output
+from exporters.recording.model_output import OutputForm, names_in_both, return_packed_output
 from exporters.recording.parameter_writes import take_out_writes
-from exporters.recording.recording_comparison import check_recording
+from exporters.recording.recording_comparison import check_recording, check_rows
 from exporters.recording.replacements.custom_gradients import custom_gradient, own_gradients
 from exporters.recording.shared_tensors import (
     first_names,
@@ -49,6 +51,9 @@ from exporters.recording.shared_tensors import (
     tensors_by_all_names,
     twin_of,
 )
+from exporters.recording.sizes.cut_check import check_cuts
+from exporters.recording.sizes.divided_batches import DIVIDED, DIVIDES, SmallBatch
+from exporters.recording.sizes.fixed_sizes import shape_remedy
 from exporters.recording.torch_export import exported
 from profiles.errors import EdgeTailorError, ModelError
 
@@ -57,6 +62,12 @@ aten = torch.ops.aten
 RESHAPING = (
     *("view", "reshape", "slice", "select", "transpose", "permute", "unsqueeze", "squeeze"),
     *("contiguous", "flatten", "unflatten"),
+)
+
+MAKES_LAYER = re.compile(r"\b(Linear|Conv\d?d?|LSTM|GRU|Embedding|BatchNorm\d?d?|Parameter)\(")
+MADE_LAYER = (
+    ". A recording cannot make a layer: make it in __init__, or run the model once on a batch in "
+    "the function that makes the model."
 )
 
 
@@ -79,7 +90,7 @@ class SharedRecording:
 
     def __init__(self, model: nn.Module, sample_shape: tuple[int, ...]) -> None:
         self._model, self._shape = model, sample_shape
-        self._captured: Captured | None = None
+        self._captured: dict[bool, Captured] = {}
 
     def __enter__(self) -> None:
         _SHARED.set((*_SHARED.get(), self))
@@ -87,19 +98,21 @@ class SharedRecording:
     def __exit__(self, *error: object) -> None:
         _SHARED.set(_SHARED.get()[:-1])
 
-    def of(self, model: nn.Module, sample_shape: tuple[int, ...]) -> Captured | None:
+    def of(
+        self, model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool
+    ) -> Captured | None:
         """The recording of `model`; None if this object is for another model or shape."""
         if self._model is not model or self._shape != sample_shape:
             return None
-        if self._captured is None:
-            self._captured = record_and_check(model, sample_shape)
-        return self._captured
+        if own_loss not in self._captured:
+            self._captured[own_loss] = record_and_check(model, sample_shape, own_loss)
+        return self._captured[own_loss]
 
 
 _SHARED: ContextVar[tuple[SharedRecording, ...]] = ContextVar("shared recordings", default=())
 
 
-def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+def capture(model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool = False) -> Captured:
     """Record `model` in training and in inference mode, and check both graphs.
 
     Samples are float32. If a model with an embedding cannot be recorded for float32 samples, it is
@@ -108,6 +121,7 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     Args:
         model: The model; it is copied and stays unchanged.
         sample_shape: Shape of one sample, without the batch.
+        own_loss: Whether a loss of the user's own takes everything that the model returns.
 
     Returns:
         Both graphs and the model's tensors, under the names that they have in the model. A tensor
@@ -119,13 +133,15 @@ def capture(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
             batch as its first axis.
     """
     for shared in _SHARED.get():
-        known = shared.of(model, sample_shape)
+        known = shared.of(model, sample_shape, own_loss)
         if known is not None:
             return known
-    return record_and_check(model, sample_shape)
+    return record_and_check(model, sample_shape, own_loss)
 
 
-def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+def record_and_check(
+    model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool = False
+) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`.
 
     If the gradients differ, the model is recorded again with the gradients that its own functions
@@ -133,27 +149,27 @@ def record_and_check(model: nn.Module, sample_shape: tuple[int, ...]) -> Capture
     """
     check_one_input(model)
     try:
-        return recorded_once(model, sample_shape)
+        return recorded_once(model, sample_shape, own_loss)
     except ModelError as error:
         if error.code != "model.recording-differs":
             raise
         first = error
     with own_gradients() as calls:
         try:
-            return recorded_once(model, sample_shape)
+            return recorded_once(model, sample_shape, own_loss)
         except ModelError as error:
             raise (custom_gradient(calls[0]) if calls else first) from error
 
 
 @rare_collections()
-def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
+def recorded_once(model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool) -> Captured:
     """Record `model` once, and check the recording. Raises ModelError like `capture`."""
     check_parameters(model)
     try:
-        (training, in_training), dtype = record_training(model, sample_shape)
+        (training, in_training), dtype = record_training(model, sample_shape, own_loss)
     except ModelError as error:
-        # Code that decides by values is not run: its loops might never end for zeros.
-        decides = error.code.startswith("model.data-dependent")
+        # Code that decides by values or draws is not run: its loops might never end for zeros.
+        decides = error.code.startswith(("model.data-dependent", "model.random-numbers"))
         explained = None if decides else wrong_input_shape(model, sample_shape)
         if explained is None:
             raise
@@ -161,21 +177,33 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
     # The tables that the graph indexes show how many ids there are.
     with_limits(model, training)
     describe_input(training, input_range_of(model), parts_of_model(model))
-    inference, outputs = record_outputs(model, sample_shape, dtype, training=False)
+    trained = [name for name, value in model.named_parameters() if value.requires_grad]
+    try:
+        inference, outputs = record_outputs(
+            model, sample_shape, dtype, training=False, own_loss=own_loss
+        )
+    except ModelError:
+        # The first batch may set what predictions need.
+        take_out_writes(training, trained)
+        raise
     if in_training.parts != outputs.parts:
-        only = output_in_both(in_training, outputs)
-        training, _ = record_outputs(model, sample_shape, dtype, training=True, only=only)
+        only = names_in_both(in_training, outputs) or [output_in_both(in_training, outputs)]
+        training, _ = record_outputs(
+            model, sample_shape, dtype, training=True, only=only, own_loss=own_loss
+        )
         describe_input(training, input_range_of(model), parts_of_model(model))
-        others = [part.name for part in in_training.parts if part.name != only]
-        left_out = dict.fromkeys(others, "it is returned only in training")
-        outputs = OutputForm(outputs.parts, left_out, only)
+        if len(outputs.parts) > len(only):
+            inference, _ = record_outputs(
+                model, sample_shape, dtype, training=False, only=only, own_loss=own_loss
+            )
+        outputs = outputs_in_both(in_training, outputs, only)
     input_range = checked_range(model, sample_shape, dtype)
     for graph in (training, inference):
         check_sizes(graph)
         check_operators(graph)
     check_deterministic(training, inference)
     for graph in (training, inference):
-        take_out_writes(graph, [n for n, v in model.named_parameters() if v.requires_grad])
+        take_out_writes(graph, trained)
     check_writes(training, inference, kept_tensors(model))
     output = output_node(training).meta["val"]
     check_output(output, input_node(training).meta["val"].shape[0])
@@ -204,9 +232,30 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...]) -> Captured:
         parts=parts_of_model(model),
         outputs=outputs,
     )
+    check_cuts(model, captured)
     check_recording(model, captured)
     fix_draws(inference)
+    if not own_loss:  # it gets such rows as the model returns them
+        check_rows(captured)
     return captured
+
+
+def outputs_in_both(
+    in_training: OutputForm, in_inference: OutputForm, only: Sequence[str]
+) -> OutputForm:
+    """The form of a model of which only the outputs `only` of training are exported."""
+    left_out = dict.fromkeys(
+        [part.name for part in in_training.parts if part.name not in only],
+        "it is returned only in training",
+    )
+    named = names_in_both(in_training, in_inference)
+    if not named:
+        return replace(in_inference, left_out=left_out, in_training=only[0])
+    others = [part.name for part in in_inference.parts if part.name not in only]
+    left_out |= dict.fromkeys(others, "it is returned only in inference, and left out there")
+    parts = tuple(part for part in in_inference.parts if part.name in only)
+    one_mode, left_out = frozenset(left_out), {**in_inference.left_out, **left_out}
+    return replace(in_inference, parts=parts, left_out=left_out, in_one_mode=one_mode)
 
 
 def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
@@ -233,17 +282,19 @@ def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
 
 
 def record_training(
-    model: nn.Module, sample_shape: tuple[int, ...]
+    model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool
 ) -> tuple[tuple[GraphModule, OutputForm], Dtype]:
     """Record training, with samples of float32, or of int64 if an embedding needs it."""
     try:
-        return record_outputs(model, sample_shape, "float32", training=True), "float32"
+        recorded = record_outputs(model, sample_shape, "float32", training=True, own_loss=own_loss)
+        return recorded, "float32"
     except ModelError as error:
         if not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules()):
             raise
         first = error
     try:
-        return record_outputs(model, sample_shape, "int64", training=True), "int64"
+        recorded = record_outputs(model, sample_shape, "int64", training=True, own_loss=own_loss)
+        return recorded, "int64"
     except ModelError:
         # If float32 samples reach an embedding, PyTorch's message mentions "indices".
         if "indices" in str(first):
@@ -263,7 +314,8 @@ def record_outputs(
     sample_shape: tuple[int, ...],
     dtype: Dtype,
     training: bool,
-    only: str | None = None,
+    only: Collection[str] | None = None,
+    own_loss: bool = False,
 ) -> tuple[GraphModule, OutputForm]:
     """Record a copy of `model` in training or inference mode as an ATen graph.
 
@@ -274,7 +326,8 @@ def record_outputs(
         sample_shape: Shape of one sample, without the batch.
         dtype: Type of the samples.
         training: Whether to record the model in training mode.
-        only: Name of the output to record; all if None.
+        only: Names of the outputs to record; all if None.
+        own_loss: As in `capture`.
 
     Returns:
         A graph for any batch of at least two samples, and the outputs that it returns packed.
@@ -291,7 +344,7 @@ def record_outputs(
             code="model.cannot-copy",
             reason=source_lines.first_line(error),
         ) from error
-    forms = return_packed_output(twin, only)
+    forms = return_packed_output(twin, only, own_loss)
     graph = record_current_mode(twin.train(training), sample_shape, dtype)
     return graph, forms[-1]
 
@@ -303,13 +356,15 @@ def record_current_mode(
     try:
         example = torch.zeros(MINIMUM_BATCH + 1, *sample_shape, dtype=DTYPES[dtype])
         changed = kept_tensors(model) | {name for name, _ in model.named_parameters()}
-        graph = exported(model, changed, example)
+        graph = recorded_whole(model, changed, example)
     except EdgeTailorError:
         raise
     except Exception as error:  # the model's own code may raise any error
         raise_if_interrupted(error)
         reason = name_batch(source_lines.first_line(error))
-        kind = "int64 " if dtype == "int64" else ""
+        if "github" in reason:  # torch's advice is for its own developers
+            reason = "its code computes with values that a recording does not have"
+        place, kind = source_lines.place_of_error(error), "int64 " if dtype == "int64" else ""
         raise ModelError(
             "The model cannot be recorded for {kind}samples of shape {shape}: "
             "{reason}{place}{remedy}",
@@ -318,11 +373,30 @@ def record_current_mode(
             dtype=dtype,
             kind=kind,
             reason=reason,
-            place=source_lines.place_of_error(error),
-            remedy=shape_remedy(reason),
+            place=place,
+            remedy=shape_remedy(reason) or (MADE_LAYER if MAKES_LAYER.search(place) else ""),
         ) from error
     clean_up(graph)
     describe_input(graph, input_range_of(model), parts_of_model(model))
+    return graph
+
+
+def recorded_whole(model: nn.Module, changed: set[str], example: Tensor) -> GraphModule:
+    """The graph of `model`; code that divides batches into parts keeps them whole.
+
+    Raises errors like `exported`.
+    """
+    try:
+        return exported(model, changed, example)
+    except ModelError as error:
+        line = str(error.values.get("place", "")).removeprefix(" (").removesuffix(")")
+        if error.code != "model.fixed-batch" or not DIVIDES.search(line):
+            raise
+        try:
+            graph = exported(model, changed, example, mode=SmallBatch(line))
+        except ModelError:
+            raise error from None
+    graph.meta[DIVIDED] = line
     return graph
 
 

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 from device_agent.formats.input_range import InputRange
 from device_agent.formats.manifest import Dtype, Part
 from exporters.programs.changed_parameters import names_of_changed
-from exporters.programs.losses import class_count
+from exporters.programs.training.losses import class_count
 from exporters.recording.model_output import SINGLE, OutputForm
 
 

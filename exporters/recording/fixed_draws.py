@@ -9,7 +9,7 @@ import torch
 from torch import SymInt, Tensor
 from torch.fx import GraphModule, Node
 
-from exporters.programs.dropout import UNIFORM, uniform_numbers
+from exporters.programs.seeded_random import UNIFORM, uniform_numbers
 
 SEED = 0
 

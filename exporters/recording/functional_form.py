@@ -54,13 +54,16 @@ class NoFunctionalForm(Exception):  # noqa: N818 - users never see it
 
 
 def make_functional(module: GraphModule, kept: Collection[str]) -> None:
-    """Replace the in-place writes of `module`, except writes into own tensors that must not change.
+    """Replace the in-place writes of `module`, except those into own tensors that are not `kept`.
 
     Args:
         module: A recorded graph. The graph stays unchanged if one of its writes has no functional
             form.
-        kept: The names of the own tensors that may change: tensors that are saved but not trained.
+        kept: The names of the module's own tensors that may change: tensors that are saved but not
+            trained.
     """
+    for node in module.graph.find_nodes(op="call_function", target=aten.detach_.default):
+        node.target = aten.detach.default  # of a constant; it changes no number
     copied, twins = Graph(), dict[Node, Node]()
     copied.output(copied.graph_copy(module.graph, twins))
     copied.output_node().meta = dict(module.graph.output_node().meta)

@@ -1,13 +1,44 @@
-"""Detects hooks with which a model's own code changes gradients. A recording leaves out hooks."""
+"""Detects hooks with which a model's own code changes gradients. A recording leaves out hooks.
+
+Hooks and the backward passes of a model's own functions may loop until a value is small, and such a
+loop may have no end for random numbers. So the values that they read are counted.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporters.programs import source_lines
 from profiles.errors import ModelError
+
+READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+"""Operators by which Python's code reads a value of a tensor."""
+MOST_READS = 1000
+
+
+class ReadsTooMuch(Exception):  # noqa: N818 - users never see it
+    """The code reads more values than MOST_READS: it may be in a loop without end."""
+
+
+class LimitedReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context for code that computes gradients. Raises ReadsTooMuch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reads = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run `func`; count it if it reads a value."""
+        self._reads += func in READS
+        if self._reads > MOST_READS:
+            raise ReadsTooMuch
+        return func(*args, **(kwargs or {}))
 
 
 class GradientHooks(TorchFunctionMode):
@@ -23,11 +54,19 @@ class GradientHooks(TorchFunctionMode):
 
 
 def watched(hook: Callable[[Tensor], Any], line: str) -> Callable[[Tensor], None]:
-    """The `hook` that was set at `line`; it raises ModelError if it returns another gradient."""
+    """The `hook` that was set at `line`; it raises ModelError if it returns another gradient.
+
+    A hook that reads too many values counts as one that returns another gradient.
+    """
 
     def watching(gradient: Tensor) -> None:
-        changed = hook(gradient)
-        if changed is not None and not changed.equal(gradient):
+        try:
+            with LimitedReads():
+                changed = hook(gradient)
+            same = changed is None or changed.equal(gradient)
+        except ReadsTooMuch:
+            same = False
+        if not same:
             raise ModelError(
                 "A hook changes a gradient{place}, and a recording has no hooks. Leave the hook "
                 "out, or write the computation so that it has this gradient. For example, the "

@@ -37,6 +37,9 @@ FILLED = {
 }
 """Operators that only reserve memory, each with the operator that makes zeros instead."""
 OTHER_FLOATS = (torch.float64, torch.float16, torch.bfloat16)
+BYTES = (torch.uint8, torch.int8, torch.int16)
+STEEP = ("sqrt", "rsqrt", "log", "pow", "reciprocal")
+"""Operators, by name, whose gradient may be infinite at zero."""
 STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 
 
@@ -79,12 +82,12 @@ def clean_up(graph: GraphModule) -> None:
             continue
         if node.target is aten.cat.default:
             skip_empty(node)
-        if node.target is aten.detach_.default:  # of a constant; it changes no number
-            node.target = aten.detach.default
         if node.target is aten.rms_norm.default:
             fix_eps(node)
         if node.target is aten.clamp.default:
             float_bounds(node)
+        if node.target is aten.relu.default and any(is_steep(user) for user in node.users):
+            select_positive(graph, node)
         if node.target is aten.linear.default:
             add_bias_of_vector(graph, node)
         guard = node.op == "call_module" and node.target == "_guards_fn"
@@ -96,6 +99,22 @@ def clean_up(graph: GraphModule) -> None:
     # Batch norms stay even if nothing reads their output, because they update statistics.
     graph.graph.eliminate_dead_code(is_impure_node=is_impure)
     graph.recompile()
+
+
+def is_steep(node: Node) -> bool:
+    """Whether the gradient of the operator `node` may be infinite at zero."""
+    return getattr(node.target, "__name__", "").partition(".")[0] in STEEP
+
+
+def select_positive(graph: GraphModule, relu: Node) -> None:
+    """Let the node `relu` select positive elements.
+
+    The gradient of relu is a product with a mask, and zero times infinity is not a number.
+    """
+    with graph.graph.inserting_before(relu):
+        positive = graph.graph.call_function(aten.gt.Scalar, (relu.args[0], 0))
+        positive.meta = {**relu.meta, "val": relu.meta["val"] > 0}
+    relu.target, relu.args = aten.where.ScalarOther, (positive, relu.args[0], 0.0)
 
 
 def fill_with_zeros(graph: GraphModule) -> None:
@@ -271,11 +290,13 @@ def is_batch_counter(graph: GraphModule, node: Node) -> bool:
 def fold_double_constants(graph: GraphModule) -> None:
     """Replace values that are not float64, but depend only on float64 constants, by constants.
 
-    A device computes in float32, and TFLite has no float64. But code such as
-    `torch.tensor(numpy_array).float()` needs float64 only to make a constant.
+    A device computes in float32, and TFLite has neither float64 nor bytes. But code such as
+    `torch.tensor(numpy_array).float()` needs float64 only to make a constant, and the causal mask
+    `torch.from_numpy(np.triu(ones, 1).astype("uint8")) == 0` needs bytes only for this.
     """
     values = known_values(graph)
     insert_numbers(graph, values)
+    index_by_positions(graph, values)
     known = {
         node: v
         for node, v in values.items()
@@ -334,6 +355,30 @@ def insert_numbers(graph: GraphModule, known: Mapping[Node, Any]) -> None:
         graph.graph.erase_node(node)
 
 
+def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
+    """Replace constant masks in indexes, as in `x[:, ~eye]`, by the positions where they are true.
+
+    The size of the result is fixed then, but operators with a mask do not know it.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.index.Tensor):
+        if node in known:
+            continue
+        parts: list[Node | None] = []
+        for part in cast("list[Node | None]", node.args[1]):
+            mask = known.get(part) if part is not None else None
+            if part is None or mask is None or mask.dtype != torch.bool:
+                parts.append(part)
+                continue
+            for positions in mask.nonzero(as_tuple=True):
+                name = f"positions_{node.name}_{len(parts)}"
+                graph.register_buffer(name, positions, persistent=False)
+                with graph.graph.inserting_before(node):
+                    constant = graph.graph.get_attr(name)
+                constant.meta = {**part.meta, "val": positions}
+                parts.append(constant)
+        node.args = (node.args[0], parts)
+
+
 def known_values(graph: GraphModule) -> dict[Node, Any]:
     """Compute the nodes that depend on constants alone, if a number or a size depends on them.
 
@@ -360,9 +405,9 @@ def known_values(graph: GraphModule) -> dict[Node, Any]:
 
 
 def is_short(node: Node) -> bool:
-    """Whether `node` computes a tensor of float16 or bfloat16."""
+    """Whether `node` computes a tensor of float16, bfloat16 or bytes."""
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.dtype in OTHER_FLOATS[1:]
+    return isinstance(value, Tensor) and value.dtype in (*OTHER_FLOATS[1:], *BYTES)
 
 
 def selects(node: Node) -> bool:
@@ -396,5 +441,5 @@ def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
 
 
 def is_wide(value: Tensor) -> bool:
-    """Whether `value` has a type that devices lack, such as float64, bfloat16 or complex."""
-    return value.dtype in OTHER_FLOATS or value.is_complex()
+    """Whether `value` has a type that devices lack, such as float64, bfloat16, bytes or complex."""
+    return value.dtype in (*OTHER_FLOATS, *BYTES) or value.is_complex()

@@ -65,7 +65,7 @@ class KnownValues(TorchFunctionMode):
             if name != "__bool__":
                 self.number = source_lines.running_line()
         if writes(name) and self._value(args[0]) is not None:
-            self._following = False
+            self._forget(args[0])
         result = func(*args, **kwargs)
         if name not in FOLLOWED:
             return result
@@ -91,6 +91,17 @@ class KnownValues(TorchFunctionMode):
             if self._module.get_buffer(name) is tensor:
                 return self._buffers[name]
         return None
+
+    def _forget(self, written: Tensor) -> None:
+        """Follow neither a buffer that is written nor what was read from buffers before.
+
+        Any other tensor may share its memory with each constant: then follow nothing.
+        """
+        names = [name for name in self._buffers if self._module.get_buffer(name) is written]
+        self._following = bool(names)
+        self._known.clear()
+        for name in names:
+            del self._buffers[name]
 
     def _noted(self, result: Any, values: Any) -> Any:
         """Note that the recorded `result` has these `values`, and return it."""

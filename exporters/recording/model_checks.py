@@ -2,18 +2,18 @@
 
 import operator
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.parameter import UninitializedParameter
 
 from exporters.programs import source_lines
-from exporters.programs.dropout import SEEDED, UNIFORM, dropout_rate
 from exporters.programs.recorded_graph import keeps_new_value, module_of, written_inputs
+from exporters.programs.seeded_random import SEEDED, UNIFORM, dropout_rate
 from exporters.recording.shared_tensors import first_names
 from profiles.errors import ModelError
 
@@ -24,11 +24,26 @@ RANDOM_NAMES = (
 )
 """Parts of the names of operators that draw random numbers."""
 OUTPUT_RULE = "it must be one tensor with the batch as its first axis and all other sizes fixed."
+PRODUCTS = (
+    " Return the vectors of each sample (batch, n), and compute their products in a loss of your "
+    "own: --loss module:function."
+)
+BATCH_LOSS = (
+    " If the model computes its own loss, pass it on by a loss of your own: --loss "
+    "module:function, with a function that returns what it gets."
+)
+COMPLEX = (
+    " Keep the real and the imaginary part, self.w = nn.Parameter(torch.view_as_real(w)), and "
+    "compute with torch.view_as_complex(self.w)."
+)
 NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
 """Operators that read a number from a tensor."""
 CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
 WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+TAKEN = frozenset({*dir(GraphModule(nn.Module(), Graph()))} - {*dir(nn.Module())})
+"""The attributes of recorded graphs that modules do not have. A recording would hide its own ones,
+such as `code` and `graph`, if the model has modules or tensors of these names."""
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
 
 
@@ -36,18 +51,29 @@ def check_parameters(model: nn.Module) -> None:
     """Check that families can split and train all parameters and buffers of `model`.
 
     Raises:
-        ModelError: A layer has no weight or is not supported; a tensor is lazy, empty, not
+        ModelError: A layer has no weight or is not supported; a tensor is lazy, empty, sparse, not
             float32, not finite or has an invalid name; two parameters are in the same memory; or
             no parameter is trained.
     """
+    for name in (*model._modules, *model._parameters, *model._buffers):
+        if name in TAKEN:
+            raise ModelError(
+                "The model has an attribute {name!r}{place}. Recordings of torch.fx have one "
+                "of this name, too. Rename that of the model, as in `self.own_{name}`.",
+                code="model.invalid-name",
+                name=name,
+                place=source_lines.place_of_assignment(model, name),
+            )
     for name, module in model.named_modules():
-        if isinstance(module, WEIGHTED_LAYERS) and module.weight is None:
+        # If `forward` computes the weight of a layer, the layer has none before the first call.
+        if isinstance(module, WEIGHTED_LAYERS) and getattr(module, "weight", module) is None:
             raise ModelError(
                 "{layer!r} has no weight: its `weight` is None. Give it a weight tensor.",
                 code="model.missing-weight",
                 layer=name,
             )
         check_layer(name, module)
+        check_dense(name, {**vars(module), **module._parameters, **module._buffers})
     parameters = dict(model.named_parameters())
     for name, value in parameters.items():
         check_parameter(name, value)
@@ -78,6 +104,18 @@ def check_parameters(model: nn.Module) -> None:
         )
 
 
+def check_dense(module: str, attributes: Mapping[str, object]) -> None:
+    """Raise ModelError for a sparse tensor among the `attributes` of `module`."""
+    for name, value in attributes.items():
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise ModelError(
+                "{tensor!r} is a sparse tensor, which ONNX and TFLite do not have. Make it dense "
+                "by .to_dense() in __init__, and multiply by `@` in place of torch.sparse.mm.",
+                code="model.sparse-tensor",
+                tensor=f"{module}.{name}".removeprefix("."),
+            )
+
+
 def check_parameter(name: str, value: Tensor) -> None:
     """Raise ModelError if the parameter `name` is lazy, empty, not float32 or has a bad name."""
     if isinstance(value, UninitializedParameter):
@@ -88,10 +126,15 @@ def check_parameter(name: str, value: Tensor) -> None:
         )
     if value.dtype != torch.float32:
         raise ModelError(
-            "{tensor!r} is {dtype}; parameters must be float32.",
+            "{tensor!r} is {dtype}; parameters must be float32.{remedy}",
             code="model.wrong-dtype",
             tensor=name,
             dtype=str(value.dtype),
+            remedy=COMPLEX
+            if value.is_complex()
+            else " Call .float() on the model."
+            if value.is_floating_point()
+            else " Make it a buffer, by register_buffer.",
         )
     check_name(name)
     if value.numel() == 0:
@@ -196,10 +239,11 @@ def check_output(output: object, batch: object) -> None:
     if not fits:
         shape = name_batch(str(tuple(output.shape)))
         raise ModelError(
-            "The model's output is {shape}; {rule}",
+            "The model's output is {shape}; {rule}{remedy}",
             code="model.wrong-output",
             shape=shape,
             rule=OUTPUT_RULE,
+            remedy=PRODUCTS if shape.count("batch") > 1 else BATCH_LOSS if not output.shape else "",
         )
 
 

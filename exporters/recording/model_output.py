@@ -1,15 +1,52 @@
 """What a model returns: one tensor, or several outputs that a recording packs into one."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+import torch
 from torch import SymInt, Tensor, nn
 
 from device_agent.formats.manifest import Part
-from exporters.programs.output_parts import PREFERRED, pack_outputs
+from exporters.programs.output_parts import PREFERRED, pack_outputs, part_of
 from exporters.recording.batch_attributes import set_batch_size
+from exporters.recording.model_checks import PRODUCTS
+from profiles.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where an output holds the samples: on `axis`, each in `count` places, or in one if None.
+
+    Examples:
+        >>> steps_first = torch.arange(6).view(3, 2)
+        >>> Rows(1).by_sample(steps_first, 2)
+        tensor([[0, 2, 4],
+                [1, 3, 5]])
+        >>> Rows(0, 3).by_sample(torch.zeros(6, 4), 2).shape  # steps of both samples in one axis
+        torch.Size([2, 3, 4])
+    """
+
+    axis: int = 0
+    count: int | None = None
+
+    def by_sample(self, value: Tensor, rows: int | SymInt) -> Tensor:
+        """`value` with the batch as its first axis."""
+        value = value.movedim(self.axis, 0)
+        return value if self.count is None else value.reshape(rows, self.count, *value.shape[1:])
+
+    def as_returned(self, value: Tensor) -> Tensor:
+        """The opposite of `by_sample`; contiguous, as models return it."""
+        value = value if self.count is None else value.flatten(0, 1)
+        return value.movedim(0, self.axis).contiguous()
+
+
+FIRST = Rows()
+NOT_FIRST = "its first axis is not the batch"
+SEVERAL = "several of its axes depend on the number of samples"
+NONE = "it is None"
+ONE_NUMBER = "it is one number for the whole batch"
 
 
 @dataclass(frozen=True)
@@ -23,49 +60,110 @@ class OutputForm:
         left_out: For each other value, by name, the reason why it is not an output.
         in_training: If the model returns further outputs in training mode, the name by which the
             only output is found among them.
+        in_one_mode: The names in `left_out` of outputs that the model returns only in training or
+            only in inference, if its outputs have keys.
+        rows: Where the samples are in each output whose first axis is not the batch.
+        integers: The type of each output that is not a float; it is packed as float32.
     """
 
     parts: tuple[Part, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     in_training: str = ""
+    in_one_mode: frozenset[str] = frozenset()
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    integers: Mapping[str, torch.dtype] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Forms are keys of a cache."""
+        return hash((self.parts, *self.left_out))
 
     @property
     def packed(self) -> tuple[Part, ...]:
         """The outputs that are packed into one; empty if there is only one output."""
         return self.parts if len(self.parts) > 1 else ()
 
-    def pack(self, returned: object) -> object:
-        """The only output in the value that the model returns, or all of them packed."""
+    def pack(self, returned: object, rows: int | SymInt) -> object:
+        """The only output in the value that the model returns for `rows` samples, or all packed."""
         values = dict(named_values(returned))
-        if not self.parts:  # a check of the output says what is wrong
-            return returned
+        if not self.parts and len(values) < 2:  # a check of the output says what is wrong
+            return next(iter(values.values()), returned)
+        if not self.parts:
+            raise ModelError(
+                "The model returns nothing that this loss can take: {reasons}.{remedy}",
+                code="model.wrong-output",
+                reasons="; ".join(f"{name}: {reason}" for name, reason in self.left_out.items()),
+                remedy=PRODUCTS
+                if SEVERAL in self.left_out.values()
+                else " Return tensors (batch, ...) of float32, or give a loss of your own: --loss "
+                "module:function.",
+            )
         if len(self.parts) == 1:
-            return values.get(self.parts[0].name, values.get(self.in_training))
-        return pack_outputs([values[part.name] for part in self.parts])
+            name = self.parts[0].name
+            return self.by_sample(name, values.get(name, values.get(self.in_training)), rows)
+        names = [part.name for part in self.parts]
+        return pack_outputs([self.by_sample(name, values[name], rows) for name in names], rows)
+
+    def by_sample(self, name: str, value: Any, rows: int | SymInt) -> Any:
+        """The output `name` as float32 with the batch as its first axis."""
+        value = value.to(torch.float32) if name in self.integers else value
+        if isinstance(value, Tensor) and not value.dim():
+            return value.expand(rows)
+        return self.rows[name].by_sample(value, rows) if name in self.rows else value
+
+    def as_returned(self, packed: Tensor) -> dict[str, Tensor]:
+        """The outputs by name, in the shape and type in which the model returns them."""
+        if len(self.parts) == 1:
+            name = self.parts[0].name
+            return {name: self.restored(name, packed)}
+        values = {part.name: part_of(packed, part, self.parts) for part in self.parts}
+        return {name: self.restored(name, value) for name, value in values.items()}
+
+    def restored(self, name: str, value: Tensor) -> Tensor:
+        """The opposite of `by_sample`, except that a number is there for each sample."""
+        value = self.rows[name].as_returned(value) if name in self.rows else value
+        return value.to(self.integers.get(name, value.dtype))
 
 
 SINGLE = OutputForm(())
 """The form of a model whose outputs are not known."""
 
 
-def output_form(returned: object, rows: int | SymInt) -> OutputForm:
+def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) -> OutputForm:
     """Find the outputs in the value that a model returns for a batch of `rows` samples.
+
+    Outputs in which the batch is not the first axis are left out, unless there is no other output
+    with a batch, or a loss of the user's own takes everything that the model returns.
 
     Examples:
         >>> x = torch.zeros(5, 3)
         >>> form = output_form({"kind": x, "state": torch.zeros(2, 5, 3)}, 5)
         >>> form.parts[0].name, form.left_out
         ('kind', {'state': 'its first axis is not the batch'})
+        >>> output_form(torch.zeros(2, 5, 3), 5).parts[0].shape
+        (2, 3)
     """
-    parts, left_out = [], {}
-    for name, value in named_values(returned):
-        reason = _unusable(value, rows)
-        if reason is not None:
-            left_out[name] = reason
-        elif isinstance(value, Tensor):
-            sizes = [int(size) for size in value.shape[1:] if isinstance(size, int)]
-            parts.append(Part(name=name, shape=tuple(sizes)))
-    return OutputForm(tuple(parts), left_out)
+    named = list(named_values(returned))
+    left_out = {n: r for n, value in named if (r := _unusable(value, rows, own_loss)) is not None}
+    usable = {name: value for name, value in named if name not in left_out}
+    places = {n: rows_of(value, rows) or FIRST for n, value in usable.items() if value.dim()}
+    if FIRST in places.values() and not own_loss:
+        others = [name for name, place in places.items() if place != FIRST]
+        left_out |= dict.fromkeys(others, NOT_FIRST)
+        usable = {name: value for name, value in usable.items() if name not in others}
+    if not places and not own_loss:  # a number for the whole batch alone predicts nothing
+        left_out |= dict.fromkeys(usable, ONE_NUMBER)
+        usable = {}
+    parts = []
+    for name, value in usable.items():
+        value = places[name].by_sample(value, rows) if value.dim() else value
+        sizes = [int(size) for size in value.shape[1:] if isinstance(size, int)]
+        parts.append(Part(name=name, shape=tuple(sizes)))
+    return OutputForm(
+        tuple(parts),
+        left_out,
+        rows={name: place for name, place in places.items() if name in usable and place != FIRST},
+        integers={n: v.dtype for n, v in usable.items() if not v.is_floating_point()},
+    )
 
 
 def named_values(returned: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -79,6 +177,8 @@ def named_values(returned: object, prefix: str = "") -> Iterator[tuple[str, Any]
         if type(returned) not in (dict, OrderedDict) and returned.get(PREFERRED) is not None:
             returned = {PREFERRED: returned[PREFERRED]}
         items = [(str(key), value) for key, value in returned.items()]
+    elif is_dataclass(returned) and not isinstance(returned, type):
+        items = [(key.name, getattr(returned, key.name)) for key in fields(returned)]
     elif isinstance(returned, tuple | list):
         names = getattr(returned, "_fields", map(str, range(len(returned))))
         items = list(zip(names, returned, strict=True))
@@ -89,30 +189,54 @@ def named_values(returned: object, prefix: str = "") -> Iterator[tuple[str, Any]
         yield from named_values(value, f"{prefix}.{key}" if prefix else key)
 
 
-def _unusable(value: object, rows: int | SymInt) -> str | None:
+def _unusable(value: object, rows: int | SymInt, own_loss: bool) -> str | None:
     """Why no loss can take `value` as an output; None if a loss can."""
     if not isinstance(value, Tensor):
-        return f"it is a {type(value).__name__}"
-    if not value.is_floating_point():
+        return NONE if value is None else f"it is a {type(value).__name__}"
+    if value.is_complex() or not (value.is_floating_point() or own_loss):
         return f"it is {value.dtype}, which has no gradient"
-    if not value.dim():  # such as an auxiliary loss; it is the same for all samples
+    # A number without axes, such as an auxiliary loss, is the same for all samples.
+    if not value.dim() or rows_of(value, rows) is not None:
         return None
-    if not _same(value.shape[0], rows) or not all(isinstance(n, int) for n in value.shape[1:]):
-        return "its first axis is not the batch"
-    return None
+    return SEVERAL if sum(_count(size, rows) > 0 for size in value.shape) > 1 else NOT_FIRST
 
 
-def _same(size: int | SymInt, rows: int | SymInt) -> bool:
-    """Whether two sizes are equal, without a guard on their numbers."""
+def rows_of(value: Tensor, rows: int | SymInt) -> Rows | None:
+    """Where `value` holds a batch of `rows` samples; None if no axis, or several, depend on it."""
+    if _count(value.shape[0], rows) == 1 and all(isinstance(n, int) for n in value.shape[1:]):
+        return FIRST
+    found = [axis for axis, size in enumerate(value.shape) if _count(size, rows)]
+    others = [size for axis, size in enumerate(value.shape) if axis not in found]
+    if len(found) != 1 or not all(isinstance(size, int) for size in others):
+        return None
+    count = _count(value.shape[found[0]], rows)
+    return Rows(found[0], None if count == 1 else count)
+
+
+def _count(size: int | SymInt, rows: int | SymInt) -> int:
+    """How many times `rows` is `size`, without a guard on the numbers; 0 if it is no multiple."""
     if isinstance(size, SymInt) and isinstance(rows, SymInt):
-        return bool(size.node.expr == rows.node.expr)
-    return isinstance(size, int) and isinstance(rows, int) and size == rows
+        count = size.node.expr / rows.node.expr
+        return int(count) if count.is_Integer else 0
+    if isinstance(size, int) and isinstance(rows, int):
+        return size // rows if size % rows == 0 else 0
+    return 0
 
 
-def return_packed_output(model: nn.Module, only: str | None = None) -> list[OutputForm]:
+def names_in_both(first: OutputForm, second: OutputForm) -> tuple[str, ...]:
+    """The outputs that are keys and have the same shape in both forms; none if all are numbered."""
+    return tuple(
+        part.name for part in first.parts if part in second.parts and not part.name[:1].isdigit()
+    )
+
+
+def return_packed_output(
+    model: nn.Module, only: Collection[str] | None = None, own_loss: bool = False
+) -> list[OutputForm]:
     """Make `model` take one tensor and return one tensor: its only output, or all outputs packed.
 
-    Call it with a copy. With `only`, the model returns the output of this name alone.
+    Call it with a copy. With `only`, the model returns the outputs of these names alone; `own_loss`
+    as in `output_form`.
 
     Returns:
         A list that gets the form of the outputs when the model runs.
@@ -124,11 +248,11 @@ def return_packed_output(model: nn.Module, only: str | None = None) -> list[Outp
     def packed(x: Tensor) -> Any:
         set_batch_size(model, x.shape[0])
         returned = forward(x)
-        form = output_form(returned, x.shape[0])
+        form = output_form(returned, x.shape[0], own_loss)
         if only is not None:
-            form = OutputForm(tuple(part for part in form.parts if part.name == only))
+            form = replace(form, parts=tuple(p for p in form.parts if p.name in only), left_out={})
         forms.append(form)
-        return form.pack(returned)
+        return form.pack(returned, x.shape[0])
 
     model.forward = packed
     return forms

@@ -4,9 +4,10 @@ The writes must come before all uses, and read parameters and constants alone. T
 compute the changed parameters, see `programs/changed_parameters.py`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from exporters.programs import source_lines
@@ -39,9 +40,10 @@ def take_out_writes(graph: GraphModule, trained: Collection[str]) -> None:
             raise ModelError(
                 "The model computes its parameter {tensor!r} from samples, random numbers or "
                 "averages{place}. It may change a parameter only by parameters and constants, as "
-                "in weight.data.clamp_(-1, 1). If the first batch sets the parameter, run the "
-                "model once on real samples in the function that makes the model. If it is an "
-                "embedding, remove max_norm.",
+                "in weight.data.clamp_(-1, 1). An average must not be trained: set "
+                "requires_grad_(False). If the first batch sets the parameter, run the "
+                "model once on real samples in the function that makes the model, and note this "
+                "in a bool, not in a float. If it is an embedding, remove max_norm.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 place=source_lines.place_of_node(store),
@@ -57,7 +59,8 @@ def take_out_writes(graph: GraphModule, trained: Collection[str]) -> None:
             raise ModelError(
                 "The model changes a parameter, and it also uses a value of the parameter from "
                 "before this change, or a copy{place}. Change the parameter before all uses, and "
-                "then use the parameter itself.",
+                "then use the parameter itself. If a layer that changes its weight is used twice, "
+                "let it compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
                 code="model.writes-own-tensor",
                 place=source_lines.place_of_node(user),
             )
@@ -107,3 +110,21 @@ def running_statistics(graph: GraphModule) -> set[str]:
     """The names of the statistics that the batch norms of `graph` may update."""
     norms = graph.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
     return {str(read.target) for norm in norms for read in norm.args[3:5] if read is not None}
+
+
+def check_attributes(changed: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if `forward` has noted a tensor as an attribute of a parameter.
+
+    Binarized networks note the weight before its change so. A recording would forget it.
+    """
+    for name, parameter in changed.items():
+        for attribute, value in vars(parameter).items():
+            if isinstance(value, Tensor):
+                raise ModelError(
+                    "The model changes its parameter {tensor!r} and keeps a tensor as the "
+                    "attribute {attribute!r} of this parameter, which a device does not have. "
+                    "Register it as a buffer, or compute with a changed copy of the parameter.",
+                    code="model.writes-own-tensor",
+                    tensor=name,
+                    attribute=attribute,
+                )

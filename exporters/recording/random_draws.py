@@ -1,6 +1,7 @@
-"""Detects random numbers that a model draws outside of its dropouts while it is recorded.
+"""Detects random numbers that a model draws without torch while it is recorded.
 
-A recording would repeat the results of such draws in every step.
+A recording would repeat the results of such draws in every step. Draws of single numbers are
+recorded, see `replacements/python_draws.py`.
 """
 
 import pickle
@@ -12,16 +13,19 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
+from exporters.recording.replacements.python_functions import modules_of
 from profiles.errors import ModelError
 
 PYTHONS: Any = vars(random)["_inst"]
 """Python's global generator."""
 NUMPYS: Any = np.random.rand.__self__  # type: ignore[attr-defined]
 """Numpy's global generator."""
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 FUNCTIONS = ("rand", "randn", "randint", "randperm", "normal")
 
 
@@ -32,10 +36,11 @@ class RandomDraws(TorchFunctionMode):
         line: The user's line with the last call of a function such as `torch.rand`; or empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.line = ""
-        self._before = generator_states()
+        self._module = module
+        self._before = generator_states(module)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -46,22 +51,25 @@ class RandomDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def outside_torch(self) -> bool:
-        """Whether numpy's or Python's generator has drawn since this object was created."""
-        return generator_states() != self._before
+        """Whether a generator of numpy or Python has drawn since this object was created."""
+        return generator_states(self._module) != self._before
 
 
-def generator_states() -> tuple[object, ...]:
-    """The states of the global generators of numpy and of Python."""
+def generator_states(module: nn.Module) -> list[object]:
+    """The states of the generators of numpy and of Python: global ones and those of `module`."""
     numpys = np.random.get_state(legacy=False)
     assert isinstance(numpys, dict)
-    return pickle.dumps(numpys), random.getstate()
+    spaces = [*map(vars, module.modules()), *map(vars, modules_of(module))]
+    own = [value for space in spaces for value in space.values()]
+    generators = [value for value in own if isinstance(value, GENERATORS)]
+    return [pickle.dumps(numpys), random.getstate(), *map(pickle.dumps, generators)]
 
 
 def decides_at_random(line: str) -> ModelError:
     """The error for a model that chooses its operators by the random number drawn at `line`."""
     return ModelError(
         "The model uses random numbers to choose which operators it runs ({line}), as layerdrop "
-        "does, and there are too many ways through the code. Set the probability to "
+        "does, and there are too many paths through the code. Set the probability to "
         "0 in the model's configuration (layerdrop, encoder_layerdrop and decoder_layerdrop in "
         "transformers), or use stochastic depth, which multiplies with a random mask.",
         code="model.random-numbers",
@@ -73,9 +81,10 @@ def draws_outside_torch(line: str) -> ModelError:
     """The error for a model that draws with numpy or Python, at `line`, when it trains."""
     return ModelError(
         "The model draws random numbers with numpy or Python's `random` when it trains{place}, and "
-        "a recording would repeat them in every step. Draw with torch and choose between values, "
-        "as in torch.where(torch.rand(()) < p, a, b) `if self.training`. For the SpecAugment of "
-        "transformers, set apply_spec_augment=False in the model's configuration.",
+        "a recording would repeat them in every step. Only functions that draw one number are "
+        "recorded, such as random.random() and np.random.randint(4). Draw arrays with torch, as in "
+        "torch.rand(4) < p `if self.training`. For the SpecAugment of transformers, set "
+        "apply_spec_augment=False in the model's configuration.",
         code="model.random-numbers",
         place=source_lines.parenthesized(line),
     )

@@ -13,32 +13,41 @@ from torch.fx import GraphModule
 from device_agent.formats.manifest import SAFE_LIMIT
 from exporters.programs import source_lines
 from exporters.programs.changed_parameters import changed_parameters, writes_of
-from exporters.programs.dropout import SeededBernoulli, has_dropout
 from exporters.programs.recorded_graph import MINIMUM_BATCH, casts_to_integers
 from exporters.programs.sample_ranges import end_of_range, samples_in_range
+from exporters.programs.seeded_random import SeededBernoulli, has_dropout
 from exporters.programs.tracing import DTYPES
 from exporters.recording.batch_attributes import set_batch_size
 from exporters.recording.captured import Captured
-from exporters.recording.gradient_hooks import GradientHooks
+from exporters.recording.choices.merged_paths import CHOICES
+from exporters.recording.gradient_hooks import GradientHooks, LimitedReads, ReadsTooMuch
 from exporters.recording.inputs.input_ranges import input_range_of
+from exporters.recording.inputs.unknown_ids import is_wrong_id, wrong_ids
 from exporters.recording.model_checks import check_output_type
 from exporters.recording.model_output import OutputForm, output_form
+from exporters.recording.parameter_writes import check_attributes
+from exporters.recording.replacements.custom_gradients import has_own_functions
 from exporters.recording.replacements.packed_sequences import sorted_packing
+from exporters.recording.replacements.python_draws import python_draws
+from exporters.recording.replacements.random_functions import uniform_draws
 from exporters.recording.replacements.replaced_functions import as_on_devices, replaced_functions
-from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recording.shared_tensors import twin_of
+from exporters.recording.sizes.cut_sequences import CUTS
 from exporters.recurrence.packed_layers import OPERATORS
-from profiles.errors import DataError, ModelError
+from profiles.errors import ModelError
 
+SEEDS = 7, 183
+"""Seeds for which the first number that is drawn is below 0.01 or above 0.99."""
 RECORDING_TOLERANCE = 1e-3
 """Largest difference between a model and its recording, relative to the norm of the model's result.
 
 Both run in float32, so only rounding errors may differ."""
 
+SPREAD = 10.0
+"""If a model has functions with own gradients, samples are multiplied by this number, too. Such a
+function may be the gradient of its forward pass for small numbers only."""
 WIDE = 1000.0
 """Samples with numbers of this size show whether a model takes them as ids."""
-WRONG_ID = ("out of range", "out of bounds", "Class values must be")
-"""Parts of PyTorch's messages about an id that a table does not have."""
 
 
 def check_recording(model: nn.Module, captured: Captured) -> None:
@@ -52,73 +61,107 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
     """
     check_ids(model, captured)
     check_repeated_changes(captured)
-    for training, graph in ((True, captured.training), (False, captured.inference)):
-        generator = torch.Generator().manual_seed(0)
-        x = random_samples(captured, generator)
-        if packs_sequences(graph) and training:
-            check_padded_length(model, x, captured.changed)
-        # Run them one after the other, because each needs memory for activations.
-        expected, references, state = original_results(model, training, captured, x, generator)
-        sizes = total_norm([expected]), total_norm(references.values())
-        check = partial(check_state, model, state)
-        output, off = recorded_results(graph, training, captured, x, generator, references, check)
-        errors = total_norm([output - expected]), off
-        for what, error, size in zip(("output", "gradient"), errors, sizes, strict=True):
-            # Negated, so that nan is an error too.
-            if not error <= RECORDING_TOLERANCE * (size + 1e-6):
-                raise ModelError(
-                    "The recorded model has a different {what} than the model itself. Hooks that "
-                    "change gradients, an embedding's max_norm and a custom backward pass cannot "
-                    "be exported; remove them.",
-                    code="model.recording-differs",
-                    what=what,
-                )
+    for graph in (captured.training, captured.inference):
+        for draws in draws_of(graph):
+            check_graph(model, captured, graph, draws)
+
+
+def draws_of(graph: GraphModule) -> list[SeededBernoulli]:
+    """The contexts for draws with which `graph` is compared with its model.
+
+    If `graph` chooses between paths, the model draws only on the path that it takes. Then all draws
+    of one shape are equal, once small and once large.
+    """
+    if graph.meta.get(CUTS):
+        return []  # `cut_check.py` compares it
+    if CHOICES not in graph.meta:
+        return [SeededBernoulli(0)]
+    seeds = SEEDS if has_dropout(graph) else SEEDS[:1]
+    return [SeededBernoulli(seed, numbered=False) for seed in seeds]
+
+
+def check_graph(
+    model: nn.Module,
+    captured: Captured,
+    graph: GraphModule,
+    draws: SeededBernoulli,
+    x: Tensor | None = None,
+) -> None:
+    """Compare one graph of a recording with its model, for the samples `x` or for random ones.
+
+    Raises ModelError like `check_recording`.
+    """
+    training, generator = graph is captured.training, torch.Generator().manual_seed(0)
+    given, x = x is not None, random_samples(captured, generator) if x is None else x
+    if packs_sequences(graph) and training:
+        check_padded_length(model, x, captured.changed)
+    # Run them one after the other, because each needs memory for activations.
+    expected, references, state, functions = original_results(
+        model, graph, captured, x, generator, draws
+    )
+    sizes = total_norm([expected]), total_norm(references.values())
+    check = partial(check_state, model, state)
+    output, off = recorded_results(graph, captured, x, generator, draws, references, check)
+    same = output.shape == expected.shape
+    errors = total_norm([output - expected]) if same else math.inf, off
+    for what, error, size in zip(("output", "gradient"), errors, sizes, strict=True):
+        # Negated, so that nan is an error too.
+        if not error <= RECORDING_TOLERANCE * (size + 1e-6):
+            raise recording_differs(what)
+    if functions and not given and x.is_floating_point() and not captured.input_range:
+        try:
+            check_graph(model, captured, graph, draws, SPREAD * x)
+        except ModelError as error:
+            # Other errors say that the model is not made for such samples.
+            if error.code == "model.recording-differs":
+                raise
+
+
+def recording_differs(what: str) -> ModelError:
+    """The error for a recording with another output or gradient than its model."""
+    return ModelError(
+        "The recorded model has a different {what} than the model itself. Hooks that change "
+        "gradients, an embedding's max_norm and a custom backward pass cannot be exported; remove "
+        "them.",
+        code="model.recording-differs",
+        what=what,
+    )
 
 
 def original_results(
-    model: nn.Module, training: bool, captured: Captured, x: Tensor, generator: torch.Generator
-) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    model: nn.Module,
+    graph: GraphModule,
+    captured: Captured,
+    x: Tensor,
+    generator: torch.Generator,
+    draws: SeededBernoulli,
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], bool]:
     """The output of `model` for `x`, gradients by parameter, and its tensors afterwards.
+
+    The last value says whether the model has functions with own gradients.
 
     The gradients are of one number: the sum of all output numbers, each times a random weight. They
     are computed only in training mode.
     """
     # A copy: running the model updates the statistics of its batch norms.
+    training = graph is captured.training
     original = twin_of(model, captured.buffers.keys() | captured.changed).train(training)
-    graph = captured.training if training else captured.inference
     packing: AbstractContextManager[None] = nullcontext()
     if packs_sequences(graph):
         # Masks of dropouts have the shape of padded sequences.
         packing = replaced_functions() if has_dropout(graph) else sorted_packing()
     with packing, GradientHooks():
-        output = run_original(original, x, captured.outputs)
+        output = run_original(original, x, captured.outputs, draws)
     if not training:
-        return output.detach(), {}, {}
+        return output.detach(), {}, {}, False
     parameters = dict(original.named_parameters())
     check_attributes({name: parameters[name] for name in captured.changed})
     # A copy: checkpoints run batch norms again in the backward pass.
     after = parameters | {n: v.clone() for n, v in original.named_buffers()}
     leaves = [parameters[name] for name in captured.parameters]
+    functions = has_own_functions(output)
     own = original_gradients(output, random_like(output, generator), leaves)
-    return output.detach(), dict(zip(captured.parameters, own, strict=True)), after
-
-
-def check_attributes(changed: Mapping[str, Tensor]) -> None:
-    """Raise ModelError if `forward` has noted a tensor as an attribute of a parameter.
-
-    Binarized networks note the weight before its change so. A recording would forget it.
-    """
-    for name, parameter in changed.items():
-        for attribute, value in vars(parameter).items():
-            if isinstance(value, Tensor):
-                raise ModelError(
-                    "The model changes its parameter {tensor!r} and keeps a tensor as the "
-                    "attribute {attribute!r} of this parameter, which a device does not have. "
-                    "Register it as a buffer, or compute with a changed copy of the parameter.",
-                    code="model.writes-own-tensor",
-                    tensor=name,
-                    attribute=attribute,
-                )
+    return output.detach(), dict(zip(captured.parameters, own, strict=True)), after, functions
 
 
 def packs_sequences(graph: GraphModule) -> bool:
@@ -134,7 +177,7 @@ def check_padded_length(model: nn.Module, x: Tensor, changed: Container[str]) ->
         try:
             with context:
                 returned = sized(twin_of(model, changed).eval(), x)(x)
-                outputs.append(output_form(returned, len(x)).pack(returned))
+                outputs.append(output_form(returned, len(x)).pack(returned, len(x)))
         except Exception:  # the user's code may raise anything
             outputs.append(None)
     first = outputs[0]
@@ -157,10 +200,10 @@ def check_padded_length(model: nn.Module, x: Tensor, changed: Container[str]) ->
 
 def recorded_results(
     graph: GraphModule,
-    training: bool,
     captured: Captured,
     x: Tensor,
     generator: torch.Generator,
+    draws: SeededBernoulli,
     references: dict[str, Tensor],
     check_state: Callable[[Mapping[str, Tensor]], None],
 ) -> tuple[Tensor, float]:
@@ -175,10 +218,10 @@ def recorded_results(
     tensors |= changed_parameters(writes_of(graph), tensors)
     leaves = {n: tensors[n].requires_grad_() for n in captured.parameters}
     # The same seed in both runs, so that dropouts use the same masks.
-    with SeededBernoulli(0):
+    with draws.again():
         output = functional_call(graph, tensors, (x,))
     output = output[0] if isinstance(output, tuple | list) else output
-    if not training:
+    if graph is not captured.training:
         return output.detach(), 0.0
     check_state(tensors)
     squares = []
@@ -216,7 +259,8 @@ def check_state(
         raise ModelError(
             "The model changes its own tensor {tensor!r} when it trains{place}, but the recording "
             "does not. Write a new value of the same shape and type into the tensor, as in "
-            "self.mean.copy_(new).",
+            "self.mean.copy_(new). If it is a parameter, freeze it before, "
+            "self.mean.requires_grad_(False), and write under torch.no_grad().",
             code="model.writes-own-tensor",
             tensor=name,
             place=source_lines.place_of_assignment(model, name),
@@ -239,14 +283,41 @@ def check_repeated_changes(captured: Captured) -> None:
             )
 
 
+def check_rows(captured: Captured) -> None:
+    """Raise ModelError if an output that joins batch and steps does not keep a sample together."""
+    rows, shapes = captured.outputs.rows, {p.name: p.shape for p in captured.outputs.parts}
+    joined = [shapes[name] for name, place in rows.items() if place.count is not None]
+    if not joined:
+        return
+    generator = torch.Generator().manual_seed(0)
+    x, other = random_samples(captured, generator), random_samples(captured, generator)
+    other[:-1] = x[:-1]
+    first, second = (predicted(captured, samples)[:-1] for samples in (x, other))
+    if not torch.allclose(first, second, RECORDING_TOLERANCE, RECORDING_TOLERANCE):
+        raise ModelError(
+            "The model's output is {shape}, and the rows of a sample are not together. Return the "
+            "batch as the first axis, separate from the others, as in "
+            "y.view({count}, -1, y.shape[-1]).transpose(0, 1).",
+            code="model.wrong-output",
+            shape=f"({', '.join([f'batch * {joined[0][0]}', *map(str, joined[0][1:])])})",
+            count=joined[0][0],
+        )
+
+
 def random_outputs(captured: Captured, generator: torch.Generator) -> Tensor:
     """The outputs of the recorded model in inference for random samples, packed."""
+    return predicted(captured, random_samples(captured, generator))
+
+
+def predicted(captured: Captured, x: Tensor) -> Tensor:
+    """The outputs of the recorded model in inference for `x`, packed."""
     tensors = {name: value.detach() for name, value in captured.tensors.items()}
     tensors |= changed_parameters(writes_of(captured.inference), tensors)
+    # Some tensors are read in training only.
+    read = {node.target for node in captured.inference.graph.find_nodes(op="get_attr")}
+    tensors = {name: value for name, value in tensors.items() if name in read}
     with torch.no_grad():
-        output = functional_call(
-            captured.inference, tensors, (random_samples(captured, generator),)
-        )
+        output = functional_call(captured.inference, tensors, (x,))
     return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
 
@@ -260,9 +331,11 @@ def total_norm(values: Iterable[Tensor]) -> float:
     return math.sqrt(sum(float(value.detach().norm()) ** 2 for value in values))
 
 
-def random_samples(captured: Captured, generator: torch.Generator) -> Tensor:
+def random_samples(
+    captured: Captured, generator: torch.Generator, rows: int = MINIMUM_BATCH + 1
+) -> Tensor:
     """A batch of random samples of the shape and type that the recorded model takes."""
-    shape = (MINIMUM_BATCH + 1, *captured.sample_shape)
+    shape = (rows, *captured.sample_shape)
     if captured.input_range:
         dtype = DTYPES[captured.sample_dtype]
         return samples_in_range(captured.input_range, shape, dtype, generator)
@@ -294,45 +367,13 @@ def check_ids(model: nn.Module, captured: Captured) -> None:
                 raise wrong_ids(error, bool(captured.input_range)) from error
 
 
-def is_wrong_id(error: Exception) -> bool:
-    """Whether PyTorch refuses an index or a class that a table does not have."""
-    return isinstance(error, IndexError) or any(text in str(error) for text in WRONG_ID)
-
-
-def unknown_ids(error: Exception) -> DataError:
-    """The error for real samples with an id that the model does not have."""
-    return DataError(
-        "The samples hold ids that the model does not have: {reason}. Correct the data, or use a "
-        "model with more ids.",
-        code="data.unknown-ids",
-        reason=source_lines.first_line(error),
-    )
-
-
-def wrong_ids(error: Exception, ranged: bool) -> ModelError:
-    """The error for random samples with ids that the model does not have."""
-    remedy = (
-        "The range that you gave for the samples has ids that the model does not have. Correct it"
-        if ranged
-        else "Say which ids there are"
-    )
-    return ModelError(
-        "The model takes numbers of its samples as ids, but random samples hold ids that the model "
-        "does not have{place}. {remedy}: give --input-range LOW:HIGH, or --example FILE with real "
-        "samples. In Python use set_input_range; in a federation's file set input_range or "
-        "example.",
-        code="model.ids-out-of-range",
-        place=source_lines.place_of_error(error),
-        remedy=remedy,
-        reason=source_lines.first_line(error),
-    )
-
-
-def run_original(model: nn.Module, x: Tensor, outputs: OutputForm) -> Tensor:
+def run_original(
+    model: nn.Module, x: Tensor, outputs: OutputForm, draws: SeededBernoulli
+) -> Tensor:
     """The outputs of `model` for `x` as one tensor. Raises ModelError unless finite and float32."""
     try:
-        with SeededBernoulli(0), uniform_draws(), as_on_devices():
-            output = outputs.pack(sized(model, x)(x))
+        with draws.again(), uniform_draws(), as_on_devices(), python_draws(model):
+            output = outputs.pack(sized(model, x)(x), len(x))
     except Exception as error:  # the user's code may raise anything
         if is_wrong_id(error):
             raise wrong_ids(error, bool(input_range_of(model))) from error
@@ -357,10 +398,14 @@ def sized(model: nn.Module, x: Tensor) -> nn.Module:
 def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor]) -> list[Tensor]:
     """The gradients of the model itself.
 
-    Raises ModelError if PyTorch fails, or if a gradient is not finite.
+    Raises ModelError if PyTorch fails, if a gradient is not finite, or if the backward pass of a
+    function reads so many values that it may never end.
     """
     try:
-        own = gradients(output, weight, leaves)
+        with LimitedReads():
+            own = gradients(output, weight, leaves)
+    except ReadsTooMuch as error:
+        raise recording_differs("gradient") from error
     except RuntimeError as error:
         raise ModelError(
             "PyTorch itself cannot train the model: {reason}. Run loss.backward() on a batch to "
@@ -378,7 +423,9 @@ def check_finite(values: Tensor, what: str) -> None:
     if not torch.isfinite(values).all():
         raise ModelError(
             "The model's {what} on a batch of random samples contains nan or infinity, for example "
-            "the logarithm of a negative number. It must be finite for all samples.",
+            "the logarithm of a negative number. It must be finite for all samples. Samples are "
+            "normally distributed numbers. If yours have another range, give it, for example by "
+            "--input-range 0:1; if the model takes several inputs, give real samples by --example.",
             code="model.result-not-finite",
             what=what,
         )

@@ -86,9 +86,12 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     All other elements are set to 0, and the rows are then summed.
     """
     moved = x.movedim((dim1, dim2), (-2, -1))
-    rows, columns = (int(n) for n in moved.shape[-2:])
+    rows, columns = moved.shape[-2:]
     on_it = torch.arange(columns) - torch.arange(rows).unsqueeze(1) == offset
     by_row = torch.where(on_it, moved, 0.0).sum(-1)
+    if isinstance(rows, torch.SymInt) and offset == 0:  # products of samples with each other
+        return by_row
+    rows, columns = int(rows), int(columns)
     first = max(-offset, 0)
     return by_row.narrow(-1, first, max(min(rows - first, columns - max(offset, 0)), 0))
 

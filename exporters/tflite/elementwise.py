@@ -114,7 +114,8 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
             kind = next((k for k in ("float32", "int64") if k in kinds), lowering.dtype)
             a, b = (numeric(lowering, v, kind) for v in (a, b))
         # The result is float32 for a quotient of integers, and for an integer with a float.
-        if kind == "int64" and (code == "DIV" or isinstance(a, float) or isinstance(b, float)):
+        broken = any(isinstance(v, float | torch.SymFloat) for v in (a, b))
+        if kind == "int64" and (code == "DIV" or broken):
             kind = "float32"
             a, b = (numeric(lowering, v, kind) for v in (a, b))
         a, b = typed(lowering, a, kind), typed(lowering, b, kind)
@@ -140,7 +141,8 @@ def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
     if isinstance(operand, Value):
         return operand
     if not isinstance(operand, bool | int | float):
-        return Value.plain(as_float(lowering, operand))
+        number: Value = numeric(lowering, Value.plain(as_float(lowering, operand)), dtype)
+        return number
     return lowering.scalar(operand, dtype)
 
 

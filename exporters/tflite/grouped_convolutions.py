@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.convolution import Window, convolution_by
-from exporters.decompositions.convolution_choice import untransposed
 from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.plain_or_transposed import untransposed
 from exporters.decompositions.strided_slices import cut
 
 aten = torch.ops.aten

@@ -165,8 +165,10 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     assert isinstance(first, torch.Tensor)
     lowering.shape, lowering.dtype = shape_of(first), dtype_of(first, lowering.signature)
     args, options = torch.fx.map_arg((node.args, node.kwargs), lambda n: known[n])
+    name = target._schema.name if isinstance(target := node.target, OpOverload) else str(target)
     try:
         if any(known[source] is None for source in node.all_input_nodes):
+            name = "aten::max_unpool"  # `node` only computes with the indices
             raise UnsupportedError("the indices of max pooling, which max unpooling reads")
         return form(lowering, *args, **options)
     except (
@@ -174,16 +176,13 @@ def call(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
         TypeError,
     ) as error:  # sympy raises TypeError if a rule needs a fixed size
         signature = lowering.signature
-        target = node.target
-        name = target._schema.name if isinstance(target, OpOverload) else str(target)
         place = place_of_operator(signature.source, name)
         raise ExportError(
-            "Signature {signature!r} uses {operation}{place} in a way that the TFLite export does "
+            "Signature {signature!r} uses {operator}{place} in a way that the TFLite export does "
             "not support: {reason}. Export with --format onnx, or use another layer.",
             code="export.unsupported-operator",
             signature=signature.name,
             operator=name,
-            operation=str(target),
             place=place,
             reason=str(error) if isinstance(error, UnsupportedError) else OPEN_SIZE,
         ) from error

@@ -87,7 +87,7 @@ class Layouts:
             return tensor
         if sum(map(open_size, shape)) > 1:
             # RESHAPE computes one unknown size, which the file marks with -1.
-            raise UnsupportedError("a reshape to two sizes that depend on the batch")
+            return self._with_ones(tensor, shape)
         sizes = [-1 if open_size(n) else int(n) for n in shape]
         result = self.graph.operator(
             "RESHAPE",
@@ -99,6 +99,25 @@ class Layouts:
         )
         self._before[result.index] = tensor
         return result
+
+    def _with_ones(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
+        """Add or remove axes of size one. Several sizes of `tensor` may be open."""
+        ones = [axis for axis, size in enumerate(tensor.shape) if size == 1]
+        sizes = [size for size in tensor.shape if size != 1]
+        if sizes != [size for size in shape if size != 1]:
+            raise UnsupportedError("a reshape to two sizes that depend on the batch")
+        if ones:
+            tensor = self.graph.operator(
+                "SQUEEZE", [tensor], tensor.dtype, sizes, "SqueezeOptions", squeezeDims=tuple(ones)
+            )
+        for axis, size in enumerate(shape):
+            if size == 1:
+                sizes.insert(axis, 1)
+                read = [tensor, self.integers([axis])]
+                tensor = self.graph.operator(
+                    "EXPAND_DIMS", read, tensor.dtype, sizes, "ExpandDimsOptions"
+                )
+        return tensor
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         """Transpose `tensor`: axis `axes[i]` becomes axis i.

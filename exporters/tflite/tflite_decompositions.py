@@ -5,7 +5,6 @@ does not have. All of them override the table that all writers share.
 """
 
 import math
-import sys
 from collections.abc import Sequence
 from functools import partial, reduce
 from typing import cast
@@ -13,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from exporters.decompositions import convolution
 from exporters.decompositions.average_pooling import corrected, windows
@@ -165,7 +165,7 @@ def slice_scatter(
     If `step` is above 1, zeros are put between the elements of `part`. A selection then takes these
     elements at their positions, and the elements of `x` elsewhere.
     """
-    if step == 1 and not start and (end is None or end >= sys.maxsize):
+    if step == 1 and statically_known_true(part.shape[axis] == x.shape[axis]):
         return part
     if not isinstance(x.shape[axis], int):
         return NotImplemented  # type: ignore[no-any-return]
@@ -229,6 +229,11 @@ def is_nan(x: Tensor) -> Tensor:
     return x != x
 
 
+def is_infinite(x: Tensor) -> Tensor:
+    """Whether each number is infinite."""
+    return torch.eq(x.abs(), math.inf)
+
+
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """`x` with `value` at the positions `index`."""
     ones = torch.ones(index.shape, dtype=x.dtype)
@@ -266,6 +271,7 @@ FORMS: Decompositions = {
     aten.slice_scatter.default: slice_scatter,
     aten.abs.default: absolute,
     aten.isnan.default: is_nan,
+    aten.isinf.default: is_infinite,
     aten.scatter.value: scatter_value,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,

@@ -15,11 +15,12 @@ from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import TracedGraph, in_double_precision, trace
 from exporters.runtime_graph import Graph
 from exporters.tflite import (
+    along_axes,
     constants_and_ranges,
+    convolutions_and_pooling,
     elementwise,
     indexing,
     matrix_products,
-    reductions,
     selection,
     shape,
     tflite_decompositions,
@@ -37,9 +38,10 @@ DESCRIPTION = "edgetailor"
 FORMS: LoweringRules = {
     **elementwise.FORMS,
     **shape.FORMS,
-    **reductions.FORMS,
+    **along_axes.FORMS,
     **indexing.FORMS,
     **matrix_products.FORMS,
+    **convolutions_and_pooling.FORMS,
     **constants_and_ranges.FORMS,
     **selection.FORMS,
     **unrolled_loops.FORMS,

@@ -52,7 +52,7 @@ def loop(
     read = list(zip(*(unpack_rows(lowering, x) for x in inputs), strict=True))
     if body.backward:
         read.reverse()
-    parts: dict[int, Part] = {}  # by number of steps: full parts, and the rest at the end
+    parts: dict[int, Part] = {}  # by number of steps: STEPS, or fewer at the end
     written: list[Tensors] = []
     for start in range(0, len(read), STEPS):
         rows = read[start : start + STEPS]

@@ -21,8 +21,18 @@ def first_topk(
     return tuple(part.narrow(dim, 0, k) for part in ordered)
 
 
-DEFINED: dict[Any, Callable[..., Any]] = {aten.topk.default: first_topk}
-"""Operators whose result for equal numbers PyTorch leaves open, as both runtimes compute them."""
+def precise_linspace(start: Any, end: Any, steps: int, **options: Any) -> Tensor:
+    """`aten.linspace`, whose numbers PyTorch rounds to float32 if the code names no type."""
+    options["dtype"] = options.get("dtype") or torch.float64
+    numbers: Tensor = aten.linspace.default(start, end, steps, **options)
+    return numbers
+
+
+DEFINED: dict[Any, Callable[..., Any]] = {
+    aten.topk.default: first_topk,
+    aten.linspace.default: precise_linspace,
+}
+"""Operators whose result PyTorch leaves open or rounds, as a graph in float64 computes them."""
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]

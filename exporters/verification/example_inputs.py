@@ -22,9 +22,16 @@ def examples(
     values: Mapping[str, Tensor],
     generator: torch.Generator,
     batch: int,
+    *,
+    with_ends: bool = True,
 ) -> dict[str, Tensor]:
     """An input for each of `ports`, by name; see `example`."""
-    return {port.name: example(port, program, values, generator, batch) for port in ports}
+    return {
+        port.name: random_labels_of_parts(port.packed, batch, generator, with_ends=with_ends)
+        if port.kind == "labels" and port.packed
+        else example(port, program, values, generator, batch)
+        for port in ports
+    }
 
 
 def example(
@@ -36,8 +43,6 @@ def example(
 ) -> Tensor:
     """An input for `port`: the stored value, or random numbers that fit the port."""
     shape = [batch if size is None else size for size in port.shape]
-    if port.kind == "labels" and port.packed:
-        return random_labels_of_parts(port.packed, batch, generator)
     if port.kind == "labels" and port.dtype == "float32":
         return torch.randn(shape, generator=generator)
     if port.kind == "labels":

@@ -15,6 +15,8 @@ from exporters.programs.recorded_graph import attribute
 from exporters.verification.double_precision import DEFINED, doubled
 
 aten = torch.ops.aten
+CONTIGUOUS = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
+"""Operators that take only contiguous tensors."""
 VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 MADE_BYTES = 2**27
@@ -83,6 +85,8 @@ def computed(module: GraphModule, node: Node, known: Values) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda source: doubled(known[source]))
     # A float64 result may have another memory layout than while tracing, where a view fails.
     target = aten.reshape.default if node.target in VIEWS else node.target
+    if node.target in CONTIGUOUS:
+        args = tuple(arg.contiguous() if isinstance(arg, Tensor) else arg for arg in args)
     target = DEFINED.get(target, target)
     value = cast(Callable[..., Any], target)(*args, **kwargs)
     # Operators that make a tensor choose float32 by default.

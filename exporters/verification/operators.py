@@ -37,6 +37,9 @@ rounded."""
 DRAWS = 8
 """How often the inputs of an operator with few results are nudged."""
 
+COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
+"""Operators, by name, whose result a rounding error of an operand can change."""
+
 TINY = 1e-35
 """A device may round numbers below this to zero."""
 
@@ -88,6 +91,8 @@ class Comparison:
         right, read = evaluated(self._module, cone, leaves)
         if actual.shape != right.shape:
             return float("inf")
+        if right.dtype == torch.bool and len(cone.nodes) > 1:
+            actual = torch.where(self._nearly_equal(cone, leaves), right, actual)
         difference, size = distance(actual, right)
         scale = max(size, TINY * max(1, actual.numel()) ** 0.5)
         if difference <= CLOSE * scale:
@@ -99,6 +104,35 @@ class Comparison:
         explained = scale + summed / TOLERANCE * moved
         passes = difference <= TOLERANCE * explained
         return float(difference / (explained if passes else scale))
+
+    def _nearly_equal(self, cone: Cone, leaves: Values) -> Tensor:
+        """Where the operands of a comparison, the last operator of `cone`, may be equal.
+
+        If the runtime computes one of them inside the cone, in float32, then the largest of several
+        numbers is equal to one of them only there.
+        """
+        last, known = cone.nodes[-1], set(cone.leaves)
+        operands, noise = list[Tensor](), torch.tensor(0.0, dtype=torch.float64)
+        if getattr(last.target, "__name__", "").partition(".")[0] in COMPARES:
+            number = {node: n for n, node in enumerate((*cone.leaves, *cone.nodes))}
+            for node in last.args:
+                value: object = node
+                if isinstance(node, Node) and node in known:
+                    value = leaves[node]
+                elif isinstance(node, Node):
+                    own = cone_of(node, known.__contains__, number)
+                    value, _ = evaluated(self._module, own, {n: leaves[n] for n in own.leaves})
+                    # Where a sum cancels, its rounding error is large relative to its value.
+                    for _ in range(DRAWS):
+                        nudged = {n: self._nudge(leaves[n]) for n in own.leaves}
+                        moved = (evaluated(self._module, own, nudged)[0].double() - value).abs()
+                        noise = torch.maximum(noise, moved)
+                operands.append(torch.as_tensor(value, dtype=torch.float64))
+        if len(operands) != 2:
+            return torch.tensor(False)
+        one, other = operands
+        rounded = NUDGE * torch.maximum(one.abs(), other.abs()) + noise
+        return (one - other).abs() <= SUMMED * rounded
 
     def _moved(self, cone: Cone, leaves: Values, right: Tensor) -> float:
         """How far random rounding errors in the leaves of a cone move its value."""

@@ -62,10 +62,10 @@ class Rates:
 
     @cached_property
     def doubt(self) -> float:
-        """Relative error of a prediction between timings, by leave-one-out cross-validation.
+        """Relative error of interpolated times, by leave-one-out cross-validation.
 
-        The error is 0 for kinds with one size. Their timings are too far apart for
-        cross-validation, and their curve is simple.
+        For kinds with one size it is 0: their curve is simple, and their timings are too far apart
+        for cross-validation.
         """
         if len(self.timings[0].sizes) == 1 or len(self.timings) < 3:
             return 0.0

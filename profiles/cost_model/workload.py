@@ -78,8 +78,8 @@ def amount(kind: str, sizes: Sequence[int]) -> int:
 def sizes_of(kind: str, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
     """The sizes that determine the time of an operation of `kind`.
 
-    - convolutions: (images * groups, filters, positions, channels, positions of the kernel), all
-      for one group.
+    - convolutions: (images * groups, filters of one group, positions, channels of one group,
+      positions of the kernel).
     - products: (matrices, rows, columns, length).
     - broadcasts: (numbers, run length).
     - reductions: (numbers read, numbers written).

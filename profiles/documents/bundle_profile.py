@@ -179,11 +179,26 @@ class Conditions(Struct, frozen=True, kw_only=True):
     charging: bool | None = None
 
 
+class Energy(Struct, frozen=True, kw_only=True):
+    """Energy that was used, by all programs together.
+
+    `source` is `processor` for the counter of the processor alone, and `battery` for the charge
+    that a battery lost.
+    """
+
+    joules: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    source: Literal["processor", "battery"]
+
+    def __str__(self) -> str:
+        return f"{self.joules:.0f} J of the {self.source}"
+
+
 class Method(Struct, frozen=True, kw_only=True):
     """How the figures were measured.
 
     `source` is `profile` if each phase was measured in a separate process, and `training` if the
-    training of a round was measured. `runs` are counted; the `warm_up_runs` before them are not.
+    training of a round was measured. The figures are of `runs` runs, without the `warm_up_runs`
+    before them.
     `threads` 0 means one for each core. `arena` describes the memory settings of the runtime.
     """
 
@@ -198,8 +213,8 @@ class Method(Struct, frozen=True, kw_only=True):
 class Validity(Struct, frozen=True, kw_only=True):
     """Whether the figures are reliable.
 
-    `invalid` gives the reasons why they are not. `unstable` names the phases whose times vary too
-    much: their spread is above UNSTABLE_SPREAD.
+    `invalid` gives the reasons why they are not reliable. `unstable` names the phases whose times
+    vary too much: their spread is above UNSTABLE_SPREAD.
     """
 
     invalid: tuple[Text, ...] = ()
@@ -211,6 +226,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     `structure` is the SHA-256 of the bundle's signatures and tensor table. It is the same in all
     rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601.
+    `energy` is that of the whole measurement or training; None if the machine does not report it.
     """
 
     version: int = PROFILE_VERSION
@@ -226,6 +242,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     after: Conditions
     validity: Validity
     sustained: Sustained | None = None
+    energy: Energy | None = None
 
     def of_role(self, role: Role) -> tuple[Phase, ...]:
         """The phases with this role, in the order of the schedule."""

@@ -7,7 +7,11 @@ from statistics import median
 import msgspec
 
 from profiles.documents.bundle_profile import Duration, Memory, Phase, Profile, Validity, unstable
-from profiles.documents.profile_reading import machine_differences, method_differences, read_profile
+from profiles.documents.bundle_profile_reading import (
+    machine_differences,
+    method_differences,
+    read_profile,
+)
 from profiles.errors import InputError
 
 

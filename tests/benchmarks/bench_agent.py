@@ -54,11 +54,13 @@ def size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def measure(python: Path, code: str, cwd: Path) -> tuple[float, float, float]:
+def measure(
+    python: Path, code: str, cwd: Path, processes: int = RUNS
+) -> tuple[float, float, float]:
     """Processor seconds and seconds in which a fresh process does `code`, and its peak (bytes)."""
     program = [python, "-c", REPORT.format(code=code)]
     runs = []
-    for _ in range(RUNS):
+    for _ in range(processes):
         done = subprocess.run(program, cwd=cwd, check=True, capture_output=True, text=True)
         runs.append([float(value) for value in done.stdout.split()])
     used, seconds, peak = map(statistics.median, zip(*runs, strict=True))

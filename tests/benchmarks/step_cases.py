@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from mobilenet import MobileNet
 from torch import Tensor, nn
 
 import edgetailor
-from exporters.programs.training_signatures import Penalty
+from exporters.programs.training.training_signatures import Penalty
 from exporters.recording.capture import capture
 from toolkit import models
 from toolkit.families.low_rank import FAMILY as LOW_RANK
@@ -90,38 +91,6 @@ def factorized(spec: str, shape: tuple[int, ...]) -> Callable[[nn.Module], Rewri
     return tail
 
 
-class Inverted(nn.Module):
-    """An inverted residual block with squeeze and excitation (MobileNetV3, Howard et al. 2019)."""
-
-    def __init__(self, inner: int, outer: int, stride: int) -> None:
-        super().__init__()
-        wide = 4 * inner
-        self.shortcut = stride == 1 and inner == outer
-        self.body = nn.Sequential(
-            *(nn.Conv2d(inner, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.Hardswish()),
-            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
-            *(nn.BatchNorm2d(wide), nn.Hardswish()),
-        )
-        self.excite = nn.Sequential(
-            *(nn.AdaptiveAvgPool2d(1), nn.Conv2d(wide, inner, 1), nn.ReLU()),
-            *(nn.Conv2d(inner, wide, 1), nn.Hardsigmoid()),
-        )
-        self.end = nn.Sequential(nn.Conv2d(wide, outer, 1, bias=False), nn.BatchNorm2d(outer))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        y = self.end(y * self.excite(y))
-        return x + y if self.shortcut else y
-
-
-def mobilenet() -> nn.Module:
-    """Six blocks in the manner of MobileNetV3."""
-    widths = [(16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 64, 1)]
-    blocks = [Inverted(*width) for width in widths]
-    begin = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.Hardswish()]
-    return nn.Sequential(*begin, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-
 class Patches(nn.Module):
     """Patches of 4 x 4 pixels with learned positions."""
 
@@ -162,7 +131,7 @@ CASES = {
         models.resnet18, "low-rank:0.25", IMAGE, factorized("low-rank:0.25", IMAGE), IMAGE
     ),
     "femnist_cnn full": Case(models.femnist_cnn, "full", (1, 28, 28), whole, (1, 28, 28), 62),
-    "mobilenet full": Case(mobilenet, "full", IMAGE, whole, IMAGE),
+    "mobilenet full": Case(MobileNet, "full", IMAGE, whole, IMAGE),
     "vit full": Case(vit, "full", IMAGE, whole, IMAGE),
     "imdb_bilstm full": Case(models.imdb_bilstm, "full", (256,), whole, (256,), 2, words=10_000),
 }

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,8 @@ class Masks:
 
     def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
         captured = capture(model, shape)
-        self.graph = copy.deepcopy(captured.training)
+        with warnings.catch_warnings(action="ignore"):  # torch copies a class that it deprecates
+            self.graph = copy.deepcopy(captured.training)
         nodes = [
             node
             for node in self.graph.graph.nodes
@@ -235,7 +237,7 @@ def in_threads(threads: int, function: Callable[[], Any]) -> Any:
 
 
 def eager_losses(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """PyTorch's own loss at every step."""
+    """PyTorch's loss at every step, in the type of `model`."""
     model = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM)
     losses = []
@@ -271,12 +273,11 @@ def test_fifty_steps(name: str, format: str, seed: int, tmp_path: Path) -> None:
     model = build()
     draw = np.random.default_rng(seed)
     batches = [drawn(shape, classes, draw) for _ in range(STEPS)]
-    one, two = (in_threads(n, lambda: eager_losses(model, batches)) for n in (1, 2))
+    wide = eager_losses(copy.deepcopy(model).double(), [(x.double(), y) for x, y in batches])
+    # Some seeds amplify rounding, also PyTorch's own: its one and two threads round differently.
+    own = [in_threads(n, lambda: apart(eager_losses(model, batches), wide)) for n in (1, 2)]
     submodel = split_full(model, shape)
     session = opened(submodel.program, train_signature(submodel), format, tmp_path)
-    came = bundle_losses(session, first_state(model, submodel), batches)
-    print(
-        f"{name}, {format}: {apart(came, one):.1e} from PyTorch's loss at most; "
-        f"{apart(two, one):.1e} between its own one and two threads"
-    )
-    assert apart(came, one) <= LOSS_TOLERANCE
+    came = apart(bundle_losses(session, first_state(model, submodel), batches), wide)
+    print(f"{name}, {format}: {came:.1e} from the loss in float64; PyTorch itself {max(own):.1e}")
+    assert came <= max(LOSS_TOLERANCE, 4 * max(own))

@@ -1,5 +1,7 @@
 """By class and by error: what `evaluate` counts, against scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,11 @@ from sklearn.metrics import (
     root_mean_squared_error,
 )
 from torch import nn
+from torch.nn import functional
 
 from device_agent.formats.label_rule import IGNORED
+from exporters.objectives.objective import objective
+from toolkit.evaluation_sums import EvaluationSums
 from toolkit.model_evaluation import evaluate, evaluate_outputs
 
 
@@ -47,6 +52,44 @@ def test_a_classification(classes: int, labels: list[int]) -> None:
     )
     assert found.rmse is None
     assert found.mae is None
+
+
+@pytest.mark.parametrize("count", [1, 40, 700])
+def test_groups_of_samples_have_the_losses_of_their_labels(count: int, seed: int) -> None:
+    order = np.random.default_rng(seed)
+    y = order.integers(3, size=(count, 2))
+    x = logits(y, 3)
+    y[order.random(y.shape) < 0.3] = IGNORED
+    y[:, 0][y[:, 1] == IGNORED] = 1  # each sample has a label
+    groups = evaluate(nn.Identity(), x, y).groups
+    assert groups is not None
+    assert min(count, 90) <= len(groups) <= 110
+    assert groups[:, 1].sum() == (y != IGNORED).sum()
+    losses = functional.cross_entropy(
+        torch.from_numpy(x).double().flatten(0, 1),
+        torch.from_numpy(y).flatten(),
+        ignore_index=IGNORED,
+        reduction="none",
+    )
+    by_label = [losses[: 2 * end].sum().item() for end in _ends(groups, y)]
+    np.testing.assert_allclose(groups[:, 0].cumsum(), by_label, rtol=1e-6, atol=1e-9)
+
+
+def _ends(groups: np.ndarray, y: np.ndarray) -> list[int]:
+    """After how many samples each group ends, found by its number of labels."""
+    labels = (y != IGNORED).sum(1).cumsum()
+    return [int(np.searchsorted(labels, end)) + 1 for end in groups[:, 1].cumsum()]
+
+
+def test_a_loss_that_takes_no_single_sample_has_no_losses_of_groups() -> None:
+    def spread(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if len(output) < 2:
+            raise ValueError
+        return output.std()
+
+    sums = EvaluationSums(replace(objective("cross-entropy", (3,)), loss=spread), 9)
+    sums.add(torch.zeros(9, 3), np.zeros(9, np.int64))
+    assert sums.evaluation(9, 9, 9.0).groups is None
 
 
 def test_positions_with_classes_count_unless_they_are_ignored() -> None:

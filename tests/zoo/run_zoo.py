@@ -140,12 +140,12 @@ def page(rows: Sequence[Row]) -> str:
             "",
             f"`make test-zoo` takes {len(MODELS)} models as their libraries ship them, with random "
             "weights and small inputs. It exports the full model to ONNX and to TFLite, with "
-            f"verification, and cuts the submodels {specs}. The table gives their "
-            f"capacities; {len(rows)} models have been run.",
+            f"verification, and cuts the submodels {specs}. The table gives the "
+            f"capacities of these submodels. {len(rows)} models have been run.",
             "",
-            "`tests/zoo/zoo_models.py` in the source has the configuration of each; "
+            "`tests/zoo/zoo_models.py` in the source has the configuration of each model; "
             "[Models of other libraries](../guides/export.md#models-of-other-libraries) says what "
-            "yours may need.",
+            "your model may need.",
             "",
             f"Models that pass: {counts}.",
             "",

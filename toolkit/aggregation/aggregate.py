@@ -39,6 +39,7 @@ def aggregate(
     strategy: Strategy | None = None,
     *,
     limits: RoundLimits | None = None,
+    trusted: Mapping[str, Tensor] | None = None,
     progress: Report = silent,
 ) -> GlobalModel:
     """Aggregate updates into the next global model.
@@ -64,6 +65,8 @@ def aggregate(
         strategy: A function that replaces the weighted mean. It gets every update recovered to
             full shapes, and returns new tensors. Default: the weighted mean.
         limits: Limits each update before it is aggregated. Default: no limits.
+        trusted: For `rule="fltrust"`: how training on held-out samples changes the parameters of
+            `model`, by global tensor. `Federation.trusted_change` computes it.
         progress: Called with the name of each stage when it begins.
 
     Returns:
@@ -71,7 +74,8 @@ def aggregate(
 
     Raises:
         UpdateError: If there is no update, or an update does not fit `model`.
-        InputError: If `strategy` returns tensors that do not fit the model.
+        InputError: If `strategy` returns tensors that do not fit the model, or there is no
+            `trusted` for the rule.
 
     Examples:
         >>> import torch
@@ -82,7 +86,9 @@ def aggregate(
         profiles.errors.UpdateError: There is no update to aggregate. Give at least one.
     """
     checked = _checked_updates(updates, model, progress)
-    return aggregate_checked(model, checked, policy, strategy, limits=limits, progress=progress)
+    return aggregate_checked(
+        model, checked, policy, strategy, limits=limits, trusted=trusted, progress=progress
+    )
 
 
 def aggregate_checked(
@@ -92,13 +98,14 @@ def aggregate_checked(
     strategy: Strategy | None,
     *,
     limits: RoundLimits | None = None,
+    trusted: Mapping[str, Tensor] | None = None,
     progress: Report = silent,
 ) -> GlobalModel:
     """Do the same as `aggregate`, but without the checks: `check_update` has accepted `updates`."""
     updates = within_limits(updates, limits, model, policy)
     if strategy is not None:
         return _aggregate_by(strategy, model, updates, policy)
-    aggregation = new_aggregation(model, policy)
+    aggregation = new_aggregation(model, policy, trusted)
     for record, arrays in updates:
         aggregation.add_checked(record, arrays)
         del arrays  # otherwise two updates are in memory while the next one is read

@@ -10,7 +10,7 @@ from profiles.errors import InputError
 
 Weights = Literal["samples", "uniform", "softmax"]
 Factors = Literal["afm", "act"]
-Rule = Literal["mean", "trimmed", "median", "krum"]
+Rule = Literal["mean", "trimmed", "median", "krum", "fltrust"]
 ServerOptimizer = Literal["fedavgm", "fedadam", "fedyogi"]
 
 LOWEST_TEMPERATURE = 0.05
@@ -40,10 +40,11 @@ class AggregationPolicy:
             averages these tensors.
         beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1, the
             model moves beyond the mean.
-        rule: `mean` is the weighted mean. The others limit what hostile devices can do, give all
-            updates the same weight, and need all updates of a round together: `trimmed` leaves out
-            the lowest and highest 30% of the values of each element, `median` takes the middle,
-            and `krum` leaves out the updates whose parameters differ most from other updates.
+        rule: `mean` is the weighted mean. The others limit what hostile devices can do, do not use
+            `weights`, and need all updates of a round together: `trimmed` leaves out the lowest and
+            highest 30% of the values of each element, `median` takes the middle, `krum` leaves out
+            the updates whose parameters differ most from other updates, and `fltrust` weighs each
+            update by its agreement with a training on held-out samples.
         server_optimizer: `fedavgm`, `fedadam` or `fedyogi`. The optimizer uses the change of a
             round as a gradient, and keeps moments from round to round; see `server_optimizers.py`.
             With None, the model moves by the change itself.
@@ -154,7 +155,7 @@ class AggregationPolicy:
 
 
 def _number(value: object) -> float:
-    """`value` as a float. Returns nan, which no range contains, if it is no number or too large."""
+    """`value` as a float; nan, which no range contains, if it is not a number or is too large."""
     try:
         return float(value) if isinstance(value, Real) else math.nan
     except OverflowError:

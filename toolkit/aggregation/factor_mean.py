@@ -29,8 +29,8 @@ class FactorMean:
         table: The tensors of the updates: factors, and tensors without factors.
         mean: The mean of all tensors in `table`.
         weights: The sum of the weights n of the updates.
-        lost: The sum of (1 - s) n. For an update from an earlier version of the model, s < 1 is the
-            factor of its change; else s is 1.
+        lost: The sum of (1 - s) n. The change of an update from an earlier version of the
+            model is scaled by s < 1. For other updates s is 1.
     """
 
     family: Family

@@ -18,7 +18,7 @@ from exporters.bundle_writer import bundle_files
 from exporters.embedded_weights import with_constants
 from exporters.export import compile_graphs, with_forms
 from exporters.graph_cache import default_cache
-from exporters.objectives.loss_text import Own, parse
+from exporters.objectives.loss_text import is_own
 from exporters.objectives.objective import objective
 from exporters.programs.program import with_preprocessing
 from exporters.programs.program_identity import loss_code
@@ -28,20 +28,31 @@ from exporters.runtime_graph import Graphs
 from profiles.errors import InputError, UpdateError
 from toolkit.aggregation.aggregate import Received, Strategy, aggregate, aggregate_checked
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
-from toolkit.aggregation.limits.reference import Figures, RoundLimits
+from toolkit.aggregation.influence import Gradient, TensorInfluences, influence
+from toolkit.aggregation.limits.reference import Figures, Reference, RoundLimits
 from toolkit.aggregation.limits.update_bounds import Scale
 from toolkit.aggregation.limits.update_limits import figures, within_limits
 from toolkit.aggregation.limits.update_scales import scales
 from toolkit.aggregation.privacy.budget import RoundNoise
-from toolkit.aggregation.privacy.clipped_changes import add_clipped
+from toolkit.aggregation.privacy.clipped_changes import add_changes, add_clipped
 from toolkit.aggregation.privacy.noised_model import expected_devices, noised_model
-from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, limit_statistics
+from toolkit.aggregation.rules.rule_aggregation import (
+    RuleAggregation,
+    limit_statistics,
+    new_aggregation,
+)
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.aggregation.stale_updates import StaleUpdates, add_stale, staleness_weight
 from toolkit.aggregation.update_validation import check_update, is_variance
 from toolkit.evaluation_sums import Evaluation
 from toolkit.families import recovering_family
-from toolkit.model_evaluation import evaluate, take_statistics, training_problem
+from toolkit.model_evaluation import (
+    evaluate,
+    loss_gradient,
+    take_statistics,
+    trained_change,
+    training_problem,
+)
 from toolkit.splitting import split
 from toolkit.submodels import global_model
 from toolkit.submodels.carried_weights import carry
@@ -49,7 +60,7 @@ from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.hyperparameters import TrainingConfig
 from toolkit.submodels.model_loading import load_global
 from toolkit.submodels.one_step_submodel import scale_learning_rates
-from toolkit.submodels.round_window import in_round
+from toolkit.submodels.rolling_window import in_round
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.submodel import Submodel
 
@@ -78,6 +89,10 @@ class Federation:
         preprocessing: How the files of devices become samples; None if they have arrays.
         inputs: What you know about the samples: the range of their numbers, and the inputs that are
             packed into one sample.
+
+    Attributes:
+        held_out: Samples and labels on which no device trains, for `rule = "fltrust"`. None at
+            first.
 
     Raises:
         ModelError: If the model cannot be loaded.
@@ -113,6 +128,7 @@ class Federation:
         self.strategy = strategy
         self.statistics = statistics
         self.preprocessing = preprocessing
+        self.held_out: tuple[np.ndarray, np.ndarray] | None = None
         self._submodels: dict[str, Submodel] = {}
         self._graphs: dict[str, Graphs] = {}
         self.model.lend_to(self.module)  # one copy in memory
@@ -144,26 +160,30 @@ class Federation:
 
     def loss_code(self) -> str | None:
         """A description of the user's own loss, made by `loss_code`; None for built-in losses."""
-        if not isinstance(parse(self.training.loss), Own):
+        if not is_own(self.training.loss):
             return None
-        return loss_code(
-            objective(self.training.loss, capture(self.module, self.input_shape).outputs)
-        )
+        captured = capture(self.module, self.input_shape, own_loss=True)
+        return loss_code(objective(self.training.loss, captured.outputs))
 
     def fold(self, updates: Iterable[Received]) -> None:
         """Aggregate `updates` into the next global model.
 
         Raises UpdateError for an update that does not fit; the model then stays unchanged.
         """
-        self._follow(aggregate(self.model, updates, self.policy, self.strategy))
+        trusted = self._trusted()
+        self._follow(aggregate(self.model, updates, self.policy, self.strategy, trusted=trusted))
 
     def fold_checked(self, updates: Iterable[Received], limits: RoundLimits | None = None) -> None:
         """Do the same as `fold`, but without the checks: `check` has accepted `updates`.
 
         If `limits` are given, each update is limited before it is aggregated.
         """
-        new = aggregate_checked(self.model, updates, self.policy, self.strategy, limits=limits)
-        self._follow(new)
+        policy, trusted = self.policy, self._trusted()
+        self._follow(
+            aggregate_checked(
+                self.model, updates, policy, self.strategy, limits=limits, trusted=trusted
+            )
+        )
 
     def fold_stale(
         self,
@@ -227,6 +247,16 @@ class Federation:
                 kept[spec.head] = family.received(spec.head, factors, self.model)
         self._follow(replace(self.model, kept=kept))
 
+    def new_aggregation(self) -> Aggregation | RuleAggregation:
+        """An aggregation of updates of this model by its policy, for `take`."""
+        return new_aggregation(self.model, self.policy, self._trusted())
+
+    def _trusted(self) -> Mapping[str, Tensor] | None:
+        """The change that the rule compares updates with, if it needs one."""
+        if self.policy.rule != "fltrust" or self.held_out is None:
+            return None
+        return self.trusted_change(*self.held_out)
+
     def take(self, aggregation: Aggregation | RuleAggregation) -> None:
         """Use the result of `aggregation`, which has this model and policy, as the next model.
 
@@ -265,6 +295,19 @@ class Federation:
             del update  # otherwise two updates are in memory while the next one is read
         self.take_noised(aggregation, devices, round_, noise.deviation, secure_bytes)
         return noise.share_within(votes, float(gaussian((), secure_bytes)))
+
+    def fold_changes(
+        self, changes: Iterable[Received], devices: Mapping[str, float], round_: int
+    ) -> None:
+        """Aggregate sums of changes to which the devices have added the noise.
+
+        Each of `changes` has the record of a group, and the sum of its changes in place of tensors;
+        low-rank factors are composed. See `take_noised` for the other arguments and errors.
+        """
+        aggregation = Aggregation(self.model, self.policy)
+        for group in changes:
+            add_changes(aggregation, group)
+        self.take_noised(aggregation, devices, round_, 0.0, secure_bytes)
 
     def take_noised(
         self,
@@ -394,6 +437,38 @@ class Federation:
     def figures(self, update: Received) -> Figures:
         """The figures of a checked update before it is limited, for the limits of a first round."""
         return figures(update, self.model, self.policy)
+
+    def gradient(self, x: np.ndarray, y: np.ndarray) -> Gradient:
+        """The gradient of the global model's loss on samples; see `loss_gradient`."""
+        self.model.lend_to(self.module)
+        training = self.training
+        return loss_gradient(self.module, x, y, training.loss, training.batch_size)
+
+    def disagreeing(self, updates: Iterable[Received]) -> list[int]:
+        """Which of the checked `updates` point against the others, by number, at most 40%.
+
+        Use it to find suspects if there are no held-out samples. Some honest updates are among
+        them, such as those of devices with few classes.
+        """
+        aggregation = RuleAggregation(self.model, replace(self.policy, rule="krum"))
+        for record, arrays in updates:
+            aggregation.add_checked(record, arrays)
+            del arrays  # otherwise two updates are in memory while the next one is read
+        return aggregation.disagreeing()
+
+    def trusted_change(self, x: np.ndarray, y: np.ndarray) -> Mapping[str, Tensor]:
+        """How training on samples changes the global model's parameters; see `trained_change`."""
+        self.model.lend_to(self.module)
+        own = self.training
+        return trained_change(
+            self.module, x, y, own.loss, own.batch_size, own.learning_rate, own.momentum
+        )
+
+    def influence(
+        self, update: Received, gradient: Gradient, reference: Reference | None
+    ) -> TensorInfluences:
+        """What a checked update does to the loss, within limits; see `influence.py`."""
+        return influence(update, gradient, self.model, self.policy, reference)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
         """Raise UpdateError if a training step on samples gives a number that is not finite.

@@ -1,46 +1,62 @@
-"""Finds the updates that make a new model worse, by aggregating the round without some updates.
+"""Finds the updates that make a new model worse on held-out samples.
 
 The limits of `update_limits.py` do not stop a device that sends the reverse of an honest change.
-Held-out samples show the damage: the quality of the new model falls. The search then leaves out
-groups of updates. If a group explains the fall, the search divides the group further, until few
-updates are left that explain the fall together (delta debugging, Zeller and Hildebrandt 2002).
+Held-out samples show the damage. Each round is judged in four steps:
 
-Hostile devices can also cancel the progress of the others. Then nothing falls, but the quality
-stays as it is. So updates are left out, too, if the others make the accuracy rise clearly above all
-earlier models while the whole round does not. Most models that do not rise are just trained, and
-nothing helps. So this search is short, and the longer the stall, the rarer it is. It is most
-frequent while the accuracy rises slowly.
+1. The influence of each update on the loss (`influence.py`) shows which updates raise it. They are
+   suspected, as in Zeno (Xie et al. 2019). In most honest rounds no update is suspected.
+2. The round is aggregated without the most suspected update, without the two most suspected, the
+   four most suspected, and so on.
+3. Suspected updates are left out only if the model without them is clearly better. Both models
+   predict the same samples, and the differences are compared (a paired test). This finds much
+   smaller differences than a comparison of two accuracies.
+4. Each of them stays with a part of its weight if the model is then not clearly worse.
+
+Some honest updates raise the loss of their round, too, for example those of a device with few
+classes. So the model without them must not only be better, but make much more progress. And such an
+update mostly goes too far in a right direction: with a part of its weight, the model is about as
+good as without it, or better. The reverse of an honest change and a change towards wrong labels do
+harm with any weight. If the honest update were left out, the model would not learn what only this
+device knows. The next change of the device would be as large, and left out again.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from device_agent.formats.protocol.fleet import Limited
 
-FALL = 0.03
-"""An accuracy that falls by less is never judged."""
-ERRORS = 2.0
-"""The accuracy must fall by this many standard errors, which few held-out samples make large."""
-LOSS = 1.5
-"""A loss above this many times the bar's is judged, too."""
-STALL_SAMPLES = 200
-"""With fewer held-out samples no stall is judged: a rise would hardly be told from chance."""
-STALL_SHARE = 0.3
-"""If more than this share of a stalled round would have to be left out, nothing is. The rise may
-then be chance: in early rounds, a few trainings decide."""
+SUSPECT = 0.75
+"""An update is suspected if it raises the loss by more than this many times the mean by which the
+updates of its round lower it."""
+PROGRESS = 0.3
+"""Without an update that is left out, the loss must fall by this share further than with it."""
+LEAST = 0.003
+"""It must fall at least by this share of the loss before the round: once a model is trained, the
+loss hardly falls any more."""
+ERRORS = 3.0
+"""The mean difference of two losses must be at least this many standard errors."""
+MOST = 0.4
+"""If more than this share of a round's updates are suspected, only the most suspected ones of this
+share may be left out."""
+PART = 4
+"""An update that goes too far counts as that of a device with 1 / PART of its samples."""
+REST = 0.15
+"""With this part, at most this share of the rise of the loss may be left."""
+TRIALS = 8
+"""Only so many models are tried to find such updates. Other updates are left out."""
 LEAST_UPDATES = 3
 """Of fewer updates, none is left out: nothing says which one is harmful."""
-MODELS = 3
-"""The bar is the best quality of this many last models, so that it does not sink slowly."""
 JUDGED = "without it the model is better on the held-out samples"
 """The reason why an update was left out begins with it if the new model was judged."""
 
 
 class Judged(Protocol):
-    """The quality of a model on held-out samples."""
+    """The quality of a model on held-out samples; see `Evaluation`."""
 
     @property
     def accuracy(self) -> float | None:
@@ -50,140 +66,173 @@ class Judged(Protocol):
     def loss(self) -> float:
         """The mean loss."""
 
-
-class Quality(NamedTuple):
-    """The quality of an earlier model."""
-
-    accuracy: float | None
-    loss: float
+    @property
+    def groups(self) -> np.ndarray | None:
+        """The sums of the losses and the numbers of labels, by groups of samples."""
 
 
-class Aim(NamedTuple):
-    """What a model without some updates of its round must reach.
-
-    `is_reached` says whether it does. If `stalled`, the whole model is not worse than earlier ones.
-    """
-
-    is_reached: Callable[[Judged], bool]
-    stalled: bool
+Candidates = Callable[[Set[str], Set[str]], Judged | None]
+"""The quality of the model without some updates and with a part of the weight of some others; None
+if the model is not usable."""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """The quality that a new model should reach. If it does not, its updates are judged.
+class Verdict(NamedTuple):
+    """What happens to the updates that make a model worse.
 
     Attributes:
-        accuracy: The best accuracy of the last models; None for a regression.
-        loss: The lowest loss of the last models. With an accuracy, at least the loss of the first
-            model. None if this loss is not above 0: then a rise has no scale.
-        samples: How many held-out samples there are.
-        best: The best accuracy of all models; None for a regression.
-        age: How many models there are since the accuracy last rose clearly, with the new one.
+        left_out: The updates that do not count.
+        weakened: The updates that count with a part of their weight.
     """
 
-    accuracy: float | None
-    loss: float | None
-    samples: int
-    best: float | None = None
-    age: int = 1
-
-    @classmethod
-    def of(cls, first: Judged, models: Sequence[Judged], samples: int) -> "Bar":
-        """The bar after `models`, the newest last. `first` is the model before any training."""
-        every = [own.accuracy for own in models if own.accuracy is not None]
-        accuracies, loss = every[-MODELS:], min(own.loss for own in models[-MODELS:])
-        if accuracies:
-            loss = max(loss, first.loss) if first.loss > 0 else 0.0
-        best = max(every, default=None)
-        bar = cls(max(accuracies, default=None), loss if loss > 0 else None, samples, best)
-        if best is None:
-            return bar
-        risen = next(n for n, own in enumerate(every) if own > best - bar.difference(best))
-        return replace(bar, age=len(every) - risen)
-
-    def difference(self, accuracy: float) -> float:
-        """How far another accuracy must be from `accuracy` to be clearly different."""
-        variance = 2 * accuracy * (1 - accuracy) / max(self.samples, 1)
-        return max(FALL, ERRORS * math.sqrt(variance))
-
-    def aim(self, whole: Judged) -> Aim | None:
-        """What to reach without some updates; None if `whole`, with all of them, is to stay."""
-        if self.is_missed(whole):
-            return Aim(lambda quality: not self.is_missed(quality, share=0.5), stalled=False)
-        if self.best is None or self.samples < STALL_SAMPLES or self.has_risen(whole):
-            return None
-        now = self.age & (self.age - 1) == 0  # 1, 2, 4, 8 and so on
-        can_rise = self.best + self.difference(self.best) <= 1
-        return Aim(self.has_risen, stalled=True) if now and can_rise else None
-
-    def has_risen(self, quality: Judged) -> bool:
-        """Whether the accuracy is clearly above that of all earlier models."""
-        if self.best is None or quality.accuracy is None or self.is_missed(quality):
-            return False
-        return quality.accuracy >= self.best + self.difference(self.best)
-
-    def is_missed(self, quality: Judged, share: float = 1.0) -> bool:
-        """Whether `quality` is below the bar by more than `share` of the allowed difference."""
-        accuracy, loss = quality.accuracy, quality.loss
-        if not math.isfinite(loss) or (self.loss is not None and loss > self.loss * LOSS**share):
-            return True
-        if self.accuracy is None or accuracy is None:
-            return False
-        return accuracy < self.accuracy - share * self.difference(self.accuracy)
+    left_out: Sequence[str] = ()
+    weakened: Sequence[str] = ()
 
 
-def search_order(limited: Limited | None, kind: str) -> tuple[float, str]:
-    """The key that sorts updates for `harmful`: the most limited first, equal ones by kind."""
-    if limited is None:
-        return -1.0, kind
-    return -max(limited.times, (limited.samples or 0) / (limited.counted or 1)), kind
+def judge_updates(
+    suspected: Sequence[str], before: Judged, whole: Judged, candidate: Candidates
+) -> Verdict:
+    """Find the updates that make a model worse, and those of them that only go too far.
+
+    Args:
+        suspected: The updates, the most suspected first.
+        before: The quality of the model before the round.
+        whole: The quality of the model with all updates.
+        candidate: The quality of other models of this round.
+    """
+    nothing = frozenset[str]()
+    found = harmful(suspected, before, whole, lambda out: candidate(out, nothing))
+    weakened = too_far(found, whole, candidate)
+    return Verdict([update for update in found if update not in weakened], weakened)
+
+
+def suspects(influences: Mapping[str, float]) -> list[str]:
+    """The updates that may be left out, the most suspected first.
+
+    Args:
+        influences: By how much each update raises the loss; below 0 if it lowers the loss.
+
+    Examples:
+        >>> suspects({"a": -0.2, "b": 0.3, "c": -0.1})
+        ['b']
+    """
+    count = len(influences)
+    if count < LEAST_UPDATES:
+        return []
+    lowered = sum(max(-value, 0.0) for value in influences.values()) / count
+    ordered = sorted(influences, key=lambda key: (-influences[key], key))
+    raising = [key for key in ordered if influences[key] > SUSPECT * lowered]
+    return raising[: int(MOST * count)]
 
 
 def harmful(
-    updates: Sequence[str], is_good: Callable[[frozenset[str]], bool], stalled: bool = False
+    suspected: Sequence[str],
+    before: Judged,
+    whole: Judged,
+    without: Callable[[frozenset[str]], Judged | None],
 ) -> list[str]:
-    """Find few updates to leave out for a good model; empty if they would not be few.
+    """Find the suspected updates without which the new model is clearly better.
+
+    For n suspected updates, `without` is called at most about 2 log2(n) + 1 times.
 
     Args:
-        updates: All updates, the most suspicious first. Updates that may be harmful together
-            should be neighbours.
-        is_good: Whether the model is good if these updates are left out.
-        stalled: Give up if the model is not good without one half or the other.
+        suspected: The updates, the most suspected first.
+        before: The quality of the model before the round.
+        whole: The quality of the model with all updates.
+        without: The quality of the model without some updates; None if it is not usable.
+
+    Returns:
+        The first ones of `suspected`; empty if the model is not clearly better without them.
     """
-    most = int((STALL_SHARE if stalled else 0.5) * len(updates))
-    if len(updates) < LEAST_UPDATES or most == 0:
-        return []
-    good, middle = cache(is_good), len(updates) // 2
-    # Leaving out many updates may spoil a model, too. So the first few are tried alone before.
-    for size in (2**n for n in range(most.bit_length())):
-        if good(frozenset(updates[:size])):
-            return _needed(list(updates[:size]), frozenset(), good, most) or []
-    if stalled and not any(good(frozenset(half)) for half in (updates[:middle], updates[middle:])):
-        return []
-    found = _needed(list(updates), frozenset(), good, most)
-    return found if found is not None and good(frozenset(found)) else []
+
+    @cache
+    def quality(size: int) -> Judged | None:
+        return whole if size == 0 else without(frozenset(suspected[:size]))
+
+    def better(size: int, other: int) -> bool:
+        one, two = quality(size), quality(other)
+        return one is not None and (two is None or is_better(one, two, before.loss))
+
+    count = len(suspected)
+    sizes = sorted({count, *(2**n for n in range(count.bit_length()) if 2**n <= count)} - {0})
+    least, most = 0, 0
+    for size in sizes:
+        if better(size, most):
+            least, most = most, size
+    accepted = least
+    while most - least > 1:  # the fewest that are as good as `most`
+        middle = (least + most) // 2
+        if better(middle, accepted) and not better(most, middle):
+            most = middle
+        else:
+            least = middle
+    return list(suspected[:most])
 
 
-def _needed(
-    group: list[str], out: frozenset[str], is_good: Callable[[frozenset[str]], bool], most: int
-) -> list[str] | None:
-    """The members of `group` that must be left out, besides those in `out`; None above `most`.
+def too_far(found: Sequence[str], whole: Judged, candidate: Candidates) -> list[str]:
+    """Those of the updates `found` with a part of whose weight a model is not clearly worse.
 
-    Leaving out the whole group makes the model good.
+    It is compared with the model without all of them, and with the model `whole` with all updates.
+    Groups of updates are tried, then their halves.
     """
-    if most < 1:
-        return None
-    if len(group) == 1:
-        return group
-    one, other = group[: len(group) // 2], group[len(group) // 2 :]
-    for half in (one, other):
-        if is_good(out.union(half)):
-            return _needed(half, out, is_good, most)
-    first = _needed(one, out.union(other), is_good, most - 1)  # `other` needs at least one
-    if first is None:
-        return None
-    rest = _needed(other, out.union(first), is_good, most - len(first))
-    return None if rest is None else first + rest
+    stay: list[str] = []
+    best = candidate(frozenset(found), frozenset()) if found else None
+    if best is None:
+        return stay
+    groups = [list(found)]
+    for _ in range(TRIALS):
+        if not groups:
+            break
+        group = groups.pop(0)
+        inside = frozenset([*stay, *group])
+        quality = candidate(frozenset(found) - inside, inside)
+        most = best.loss + REST * (whole.loss - best.loss)
+        if quality is not None and quality.loss <= most and standard_errors(best, quality) < ERRORS:
+            stay += group
+        elif len(group) > 1:
+            middle = len(group) // 2
+            groups += [group[:middle], group[middle:]]
+    return stay
+
+
+def counted_samples(samples: int, most: int | None) -> int:
+    """The samples that count of an update that goes too far.
+
+    Otherwise at most `most` of its `samples` would count; None for all.
+    """
+    return max(1, min(samples, most or samples) // PART)
+
+
+def with_part(limited: Limited | None, samples: int, counted: int) -> Limited:
+    """What is told about an update that goes too far, and which was otherwise `limited`."""
+    return replace(limited or Limited(), samples=samples, counted=counted, too_far=True)
+
+
+def is_better(one: Judged, other: Judged, before: float) -> bool:
+    """Whether the model `one` is clearly better than `other`, both after a round.
+
+    `before` is the loss before the round.
+    """
+    if not math.isfinite(other.loss):
+        return math.isfinite(one.loss)
+    needed = max(PROGRESS * abs(before - other.loss), LEAST * abs(before))
+    return other.loss - one.loss >= needed and standard_errors(one, other) >= ERRORS
+
+
+def standard_errors(one: Judged, other: Judged) -> float:
+    """By how many standard errors the loss of `one` is below that of `other`, in a paired test.
+
+    With the differences d_i of the sums over k groups of n_i labels, and their mean m per label,
+    the standard error is sqrt(k / (k - 1) sum_i (d_i - m n_i)^2) / sum_i n_i. 0 if there are fewer
+    than two groups, or if they are not known.
+    """
+    if one.groups is None or other.groups is None or len(one.groups) < 2:
+        return 0.0
+    differences, labels = other.groups[:, 0] - one.groups[:, 0], one.groups[:, 1]
+    mean = differences.sum() / labels.sum()
+    count = len(differences)
+    squares = np.square(differences - mean * labels).sum() * count / (count - 1)
+    error = math.sqrt(squares) / labels.sum()
+    return float(mean / error) if error > 0 else math.copysign(math.inf, mean) if mean else 0.0
 
 
 def judged_text(without: Judged, whole: Judged) -> str:
@@ -192,6 +241,5 @@ def judged_text(without: Judged, whole: Judged) -> str:
 
 
 def _text(quality: Judged) -> str:
-    # Both, because either may miss the bar while the other stays the same.
     loss = f"loss {quality.loss:.4g}"
     return loss if quality.accuracy is None else f"accuracy {quality.accuracy:.4f}, {loss}"

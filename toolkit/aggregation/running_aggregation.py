@@ -260,9 +260,9 @@ def check_rule(policy: AggregationPolicy) -> None:
     """Raise InputError if the rule of `policy` is not the mean. Other rules need all updates."""
     if policy.rule != "mean":
         raise InputError(
-            'The rule "{rule}" needs all updates of a round together. Here updates are added one '
-            "by one or in several places, which works only with the mean. Set rule to mean, or "
-            "use `aggregate`.",
+            'The rule "{rule}" needs all updates of a round together. This aggregation gets '
+            "updates one by one or from several places, and supports only the mean. Set rule to "
+            "mean, or use `aggregate`.",
             code="aggregate.rule-needs-all",
             rule=policy.rule,
         )

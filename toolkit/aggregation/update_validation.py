@@ -102,7 +102,7 @@ def _check_spec(submodel: str) -> None:
         check_spec(submodel)
     except SpecError as error:
         raise UpdateError(
-            "{reason} An update names this submodel.",
+            "An update names an unknown submodel. {reason} Train the bundle again.",
             code="update.unknown-submodel",
             submodel=submodel,
             reason=str(error),

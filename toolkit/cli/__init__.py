@@ -38,7 +38,7 @@ def main_group() -> None:
     """Cut one PyTorch model to fit every device, and aggregate what the devices train.
 
     MODEL is a reference like toolkit.models:resnet20: a function without arguments that returns an
-    nn.Module. The current folder is importable.
+    nn.Module. Modules in the current folder can be imported.
 
     A submodel SPEC is a family and its size. Options follow after commas:
 
@@ -55,8 +55,9 @@ def main_group() -> None:
         pfedme                    the whole model and a personal one; penalty=,
                                   personal-steps=, local-rate=, personal-start=
 
-    Every family takes recompute=. Training computes activations again to save
-    memory: no (none), some (the default) or yes (for the least memory).
+    Every family takes recompute=. It says which activations a training step
+    computes again to save memory: no (none), some (the default) or yes (as many
+    as possible).
     """
 
 

@@ -14,9 +14,9 @@ FOLDER = click.Path(path_type=Path)
 def backup(state: Path, out: Path, force: bool) -> None:
     """Copy a federation to the new folder OUT.
 
-    STATE is its state folder or its file. The copy is consistent, also while `edgetailor serve`
-    runs, and is checked once it is complete. The copy holds the join tokens: keep it as private as
-    the state folder.
+    STATE is the federation's state folder or its file. The copy is consistent, also while
+    `edgetailor serve` runs, and is checked once it is complete. The copy holds the join tokens:
+    keep it as private as the state folder.
     """
     from toolkit.coordinator.federation_source import state_folder
     from toolkit.coordinator.storage import backup as copies
@@ -32,8 +32,8 @@ def backup(state: Path, out: Path, force: bool) -> None:
 def restore(backup: Path, state: Path) -> None:
     """Make the state folder STATE from a backup.
 
-    STATE must be empty or not exist. Devices that joined after the backup have to join again;
-    rounds that ended after it are trained again.
+    STATE must be empty or not exist. Devices that joined after the backup have to join again.
+    Rounds that ended after the backup are trained again.
     """
     from toolkit.coordinator.storage import backup as copies
 

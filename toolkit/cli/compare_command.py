@@ -60,7 +60,7 @@ def compare(
     shows `RMSE` and `MAE` of the last round. If the loss has metrics, the table shows them too.
 
     --by device shows how the clients of the last round judge the global model that they received,
-    the result of the round before. This needs a table [evaluation] in the federation's file.
+    the result of the previous round. This needs a table [evaluation] in the federation's file.
     """
     from toolkit.cli.printed.comparison_table import (
         show_by_class,

@@ -30,7 +30,8 @@ def demo(options: DemoOptions) -> None:
 
     One coordinator and eight agents run here as processes. The devices are of four kinds. The data
     are the 1,797 handwritten digits of scikit-learn, split unevenly over the devices. The result is
-    compared with a fleet of full models and with devices that train alone. Takes a few minutes.
+    compared with a fleet of full models and with devices that train alone. The demo takes a few
+    minutes.
     """
     DemoFolder(options.out).check_place(options.force)
 

@@ -23,7 +23,7 @@ from toolkit.cli.options import (
     option,
     takes,
 )
-from toolkit.deployment.model_card import Format, Precision
+from toolkit.deployment.card_fields import Format, Precision
 from toolkit.submodels.hyperparameters import Loss, TrainingConfig
 from toolkit.terminal_output import show_stages
 
@@ -60,7 +60,7 @@ class DeployOptions:
 
     source: str = argument()
     out: Path = option(
-        "Folder to write; with a federation's file, the folder for a bundle of each kind.",
+        "Folder to write. With a federation, this folder gets a bundle for each kind of devices.",
         required=True,
     )
     round: int | str | None = option(
@@ -80,8 +80,8 @@ class DeployOptions:
         "Held-out data for the accuracy in the card.  [default: held_out of the federation]"
     )
     profile: str | None = option(
-        "Predict the time of a device: FILE from `edgetailor-agent calibrate --out` there. Only "
-        "for onnx with float32 or float16."
+        "Predict the time of a device, from the FILE that `edgetailor-agent calibrate --out` wrote "
+        "on it. Only for onnx with float32 or float16."
     )
     weights: Path | None = option("Weights of a MODEL (.safetensors).")
     input_shape: tuple[int, ...] | None = option(SHAPE_HELP, type=Shape())
@@ -115,7 +115,8 @@ def deploy(options: DeployOptions) -> None:
 
     A bundle has a graph with the weights inside, verified against PyTorch, and a model card:
     card.json for programs, CARD.md for people. A federation's card is signed with its coordinator's
-    key. If one bundle fails, the others are still written, and the exit code is the highest of all.
+    key. If a bundle fails, the command still writes the others, and exits with the highest code of
+    all bundles.
 
     \b
         edgetailor deploy federation.toml --out deployed

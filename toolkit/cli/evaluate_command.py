@@ -51,8 +51,8 @@ class EvaluateOptions:
         f"Loss that a MODEL was trained with.  [default: {TrainingConfig.loss}]"
     )
     leave_one_out: bool = option(
-        "Aggregate the federation's last round, or that of --round, again without each of its "
-        "devices. Needs `keep_updates` in the federation's file."
+        "Aggregate the federation's last round, or the round of --round, again, each time without "
+        "one of its devices. Needs `keep_updates` in the federation's file."
     )
     as_json: bool = option(JSON_HELP, "--json")
 
@@ -65,8 +65,8 @@ def evaluate(options: EvaluateOptions) -> None:
     SOURCE is the file or the state folder of a federation, or a MODEL with --weights and
     --input-shape.
 
-    Prints accuracy, loss, and the accuracy of each class with the confusion matrix. For the
-    loss mse it prints the loss, the root of the mean squared error (RMSE) and the mean absolute
+    The command prints accuracy, loss, and the accuracy of each class with the confusion matrix. For
+    the loss mse it prints the loss, the root of the mean squared error (RMSE) and the mean absolute
     error (MAE). `edgetailor report` draws the output of --json.
 
     With --leave-one-out it shows how good the model of a round would be without the update of each

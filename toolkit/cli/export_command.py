@@ -70,7 +70,7 @@ class ExportOptions(TrainingOptions, Target):
         "Also write the global model that the bundle is cut from, for `aggregate`."
     )
     verify: bool | None = option(
-        "Compare all graphs with PyTorch, or none.  [default: those not verified earlier]",
+        "Compare all graphs with PyTorch, or none.  [default: graphs that are not verified yet]",
         "--verify/--no-verify",
     )
     no_cache: bool = option("Build the graphs again; ignore the cache.")
@@ -90,9 +90,9 @@ def export(options: ExportOptions) -> None:
     """Export a submodel with its training step as a bundle.
 
     A device trains the bundle with `edgetailor-agent train`. Each bundle is compared with PyTorch
-    on random inputs; if they differ, the exit code is 4. With several submodels or --tiers, each
-    bundle gets a folder under --out. If one fails, the others are still exported, and the exit code
-    is the highest of all.
+    on random inputs; if the results differ, the exit code is 4. With several submodels or --tiers,
+    each bundle gets a folder under --out. If a bundle fails, the command still exports the others,
+    and exits with the highest code of all bundles.
 
     \b
         edgetailor export toolkit.models:resnet20 --input-shape 3,32,32 \\

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 import click
 
@@ -22,6 +23,10 @@ class InspectOptions(ModelOptions):
 
     specs: tuple[str, ...] = option(
         "Submodel SPEC; repeatable.", "--submodel", default=["full"], show_default=False
+    )
+    format: Literal["onnx", "tflite"] = option(
+        "Check that the submodels can be exported in this format. tflite takes longer.",
+        default="onnx",
     )
     loss: Loss = option(LOSS_HELP, default=TrainingConfig.loss)
     cut_points: bool = option("Also list the places where `slice` can cut the model.")
@@ -48,6 +53,7 @@ def inspect(options: InspectOptions) -> None:
     logger.info("loading PyTorch")
 
     with rare_collections():
+        from exporters.objectives.loss_text import is_own
         from exporters.recording.capture import SharedRecording, capture
         from toolkit import inspection
         from toolkit.cli.printed import inspect_table
@@ -58,15 +64,13 @@ def inspect(options: InspectOptions) -> None:
     model = load_model(options.model, options.weights, options.seed, inputs)
     with SharedRecording(model, shape):
         inspections = inspection.inspect_each(
-            model, shape, options.specs, options.batch, options.loss
+            model, shape, options.specs, options.batch, options.loss, options.format
         )
         failed = [result for result in inspections if isinstance(result, inspection.NotPossible)]
         if len(options.specs) == len(failed) == 1 and not options.cut_points:
             raise failed[0].cause
-        places = None
-        if options.cut_points:
-            places = inspection.cut_places(model, shape, options.batch)
-        captured = capture(model, shape)
+        captured = capture(model, shape, is_own(options.loss))
+        places = inspection.cut_places(captured, options.batch) if options.cut_points else None
         trained = trained_outputs(captured, options.loss)
     if options.as_json:
         click.echo(json.dumps(inspection.as_json(captured, inspections, places, trained), indent=1))

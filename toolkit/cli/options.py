@@ -25,13 +25,14 @@ JSON_HELP = "Print one JSON object."
 LOSS_HELP = (
     "Loss to minimise: the name of a built-in one with its options, such as "
     "cross-entropy,smoothing=0.1; OUTPUT=LOSS for one output of several, joined with + for more; "
-    "or module:function for a loss of your own. The guide about losses has them all."
+    "or module:function for a loss of your own. The guide to losses lists all built-in losses."
 )
 
 SHAPE_HELP = "Shape of one sample, like 3,32,32."
 INPUT_HELP = (
-    "An input of a model that takes several, in place of --input-shape; repeatable. image:3,32,32 "
-    "are numbers, words:20:int64 are ids, user:int64 is one id. Data have an array x_NAME for each."
+    "One of several inputs of a model, in place of --input-shape; repeatable. image:3,32,32 are "
+    "numbers, words:20:int64 are ids, user:int64 is one id. Data have an array x_NAME for each "
+    "input."
 )
 RANGE_HELP = (
     "Range of the numbers in a sample, such as 0:4 for whole numbers or 0.0:1.0. Random samples "
@@ -39,8 +40,8 @@ RANGE_HELP = (
     "ids."
 )
 EXAMPLE_HELP = (
-    "File with a few real samples (.npz with x, or .npy), which show the range of each number of "
-    "a sample. Replaces --input-range."
+    "File with a few real samples (.npz with x, or with x_NAME for each of several inputs, or "
+    ".npy), which show the range of each number of a sample. Replaces --input-range."
 )
 
 
@@ -59,7 +60,10 @@ class Shape(click.ParamType[tuple[int, ...]]):
             shape = ()
         if not shape or min(shape) < 1:
             self.fail(
-                f"Invalid shape {value!r}: write a sample's sizes, for example 3,32,32.", param, ctx
+                f"Invalid shape {value!r}: write a sample's sizes, for example 3,32,32. If the "
+                "model takes several inputs, give --input NAME:SHAPE for each.",
+                param,
+                ctx,
             )
         return shape
 
@@ -160,7 +164,10 @@ def inputs_of(
     if (shape is None) == (not texts):
         raise click.UsageError("Give --input-shape, or --input for each of several inputs.")
     if text is not None and (example is not None or texts):
-        raise click.UsageError("--input-range does not go with --example or --input; use one.")
+        raise click.UsageError(
+            "--input-range cannot be combined with --example or --input. Leave out --input-range, "
+            "or leave out the others."
+        )
     parts = parse_inputs(texts)
     sizes = (packed_size(parts),) if shape is None else shape
     if text is not None:
@@ -195,7 +202,7 @@ class TrainingOptions:
 
     augment: tuple[str, ...] = option(
         "Random change of the samples in each training step; repeatable: flip, flip-vertical, "
-        "shift:4, noise:0.1, mask:10:first. Slices train without it.",
+        "shift:4, noise:0.1, mask:10:first. Slices train without these changes.",
         metavar="CHANGE",
     )
     sample_clip: float | None = option(
@@ -203,11 +210,13 @@ class TrainingOptions:
         type=float,
     )
     sample_noise: float | None = option(
-        "Standard deviation of the noise in the sum of these gradients, divided by --sample-clip.",
+        "Standard deviation of the noise in the sum of the clipped gradients, divided by "
+        "--sample-clip.",
         type=float,
     )
     sample_delta: float = option(
-        "The delta for which devices tell epsilon.", default=TrainingConfig.sample_delta
+        "The delta for which devices tell their owners epsilon.",
+        default=TrainingConfig.sample_delta,
     )
 
     def training(self, batch: int) -> TrainingConfig:

@@ -102,7 +102,8 @@ def plan(options: PlanOptions) -> None:
 
     Memory and time are predicted from the exported graphs and from the device's calibration. A
     submodel fits if the upper bounds of its predictions are within all budgets. The search begins
-    with the strongest, and exports only what it has to compare. If none fits, the exit code is 5.
+    with the strongest submodel, and exports only the submodels that it has to compare. If no
+    submodel fits, the exit code is 5.
     The figures of each graph are kept in ~/.cache/edgetailor.
 
     \b
@@ -120,7 +121,9 @@ def plan(options: PlanOptions) -> None:
     show_stages()
     logger.info("loading PyTorch")
 
-    from toolkit.planning import model_plan, plan_display
+    from toolkit.cli.printed import plan_table
+    from toolkit.planning import model_plan
+    from toolkit.planning.plan_reasons import check_fits
     from toolkit.submodels.model_loading import load_model
 
     logger.info("loading the model")
@@ -137,10 +140,10 @@ def plan(options: PlanOptions) -> None:
         progress=logger.info,
     )
     if options.as_json:
-        print_json(json.dumps(plan_display.as_json(planned), indent=1))
+        print_json(json.dumps(plan_table.as_json(planned), indent=1))
     else:
-        plan_display.show_plan(planned)
-    plan_display.check_fits(planned)
+        plan_table.show_plan(planned)
+    check_fits(planned)
     if planned.plan.chosen is not None and not options.as_json:
         click.echo(f"next: {export_of(planned.plan.chosen.submodel, options.model)}")
 

@@ -13,7 +13,7 @@ from profiles.text_formatting import counted
 from toolkit.cli.deploy_command import BEST, Round
 from toolkit.cli.early_checks import check_data, check_model
 from toolkit.cli.options import JSON_HELP, PATH, argument, option, takes
-from toolkit.deployment.model_card import Precision
+from toolkit.deployment.card_fields import Precision
 from toolkit.terminal_output import show_stages
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class ReleaseOptions:
         "Kind of devices that get the release; repeatable.  [default: all]", "--to"
     )
     share: float | None = option(
-        "Share of the devices of each kind that get it first, for example 10%.", type=Share()
+        "Share of the devices of each kind that get the release first, for example 10%.",
+        type=Share(),
     )
     then_all: bool = option(
         "Offer the release to all devices once every device of the share has taken it."
@@ -69,7 +70,7 @@ class ReleaseOptions:
         metavar="STEPS",
     )
     to_all: bool = option("Offer the newest release to all devices.", "--all")
-    back: bool = option("Withdraw the newest release: devices return to the one before.")
+    back: bool = option("Withdraw the newest release: devices return to the previous one.")
     as_json: bool = option(JSON_HELP, "--json")
 
 
@@ -79,10 +80,12 @@ def release(options: ReleaseOptions) -> None:
     """Offer the model of ROUND to devices.
 
     FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it. ROUND
-    is the number of a round, or best. Without ROUND, show the releases and what each device runs.
+    is the number of a round, or best. Without ROUND, the command shows the releases and what each
+    device runs.
 
-    A device fetches the release when it has nothing to train, tries it on its own samples, and then
-    predicts with it. The device keeps its present model if the release is worse.
+    A device fetches the release when it has nothing to train, and tries it on its own samples. If
+    the release is worse, the device keeps its present model. Otherwise it predicts with the
+    release.
 
     \b
         edgetailor release federation.toml best --share 10%
@@ -98,7 +101,7 @@ def release(options: ReleaseOptions) -> None:
     given = [name for name, value in new.items() if value]
     actions = [options.round is not None, options.to_all, options.back]
     if sum(actions) > 1:
-        raise click.UsageError("ROUND, --all and --back exclude each other.")
+        raise click.UsageError("Give only one of ROUND, --all and --back.")
     if given and options.round is None:
         raise click.UsageError(f"{given[0]} needs a ROUND.")
     if options.then_all and options.share is None:

@@ -59,9 +59,9 @@ def diff(before: Path, after: Path, allowed: float, other_machine: bool, as_json
 
     BEFORE and AFTER may be folders with several profiles of the bundle; the spread between
     processes is then included. The exit code is 8 if the time or the peak memory of a phase grew by
-    more than --max-regression. A longer time counts only if each of both medians is outside the
-    range p10 to p90 of the other profile. The exit code is 7 if such a time is unstable: measure
-    again.
+    more than --max-regression. A longer time counts only if the median of each profile is
+    outside the range p10 to p90 of the other. The exit code is 7 if such a time is unstable:
+    measure again.
     """
     from profiles.documents.profile_merging import read_merged
     from toolkit.report import profile_diff as comparing
@@ -123,7 +123,7 @@ def report(
         edgetailor report evaluation.json --out quality.html
     """
     from device_agent.formats.atomic_files import check_file_place
-    from profiles.documents.profile_reading import read_profile
+    from profiles.documents.bundle_profile_reading import read_profile
     from toolkit.report.evaluation_document import read_evaluation
 
     for path in (out, png):
@@ -132,7 +132,9 @@ def report(
     evaluations = [document for path in files if (document := read_evaluation(path)) is not None]
     if evaluations:
         if len(evaluations) < len(files) or budget is not None or as_json:
-            raise click.UsageError("Evaluations exclude profiles, --budget and --json.")
+            raise click.UsageError(
+                "Evaluations cannot be combined with profiles, --budget or --json."
+            )
         _report_evaluations(evaluations, out, png)
         return
     read = [read_profile(path) for path in files]
@@ -162,7 +164,7 @@ def _report_evaluations(
     with_classes = [document for document in evaluations if document.classes]
     if png is not None and not with_classes:
         raise InputError(
-            "The evaluations have no classes, so there is no picture of them. Leave out --png.",
+            "The evaluations have no classes, so there is nothing to draw. Leave out --png.",
             code="evaluation.no-classes",
         )
     if out is not None or png is not None:

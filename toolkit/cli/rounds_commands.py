@@ -29,15 +29,17 @@ FOLDER = click.Path(path_type=Path)
 def rounds(state: Path, round_: int | None, as_json: bool) -> None:
     """List the rounds of a federation.
 
-    STATE is its state folder or its file; `edgetailor serve` may run on it.
+    STATE is the federation's state folder or its file; `edgetailor serve` may run on it.
 
-    Shows the quality of the global model after each round, with the metrics of a loss, and whether
-    that model is kept (`keep` in the federation's file). Round 0 is the model before training.
+    The list shows the quality of the global model after each round, with the metrics of a loss, and
+    whether that model is kept (`keep` in the federation's file). Round 0 is the model before
+    training.
 
     If devices judge the models, there are three more figures: `devices` of all devices, `worst` of
-    the worst tenth of them, and `trained` after the local training of the next round. These figures
-    are accuracies, or losses of a regression. With --round the figures are listed by kind and by
-    device, too. Figures by device are known for the last three rounds.
+    the worst tenth of the devices, and `trained` of their own models after the local training of
+    the next round. These figures are accuracies, or losses of a regression. With --round the
+    figures are also listed by kind and by device. Figures by device are kept for the last three
+    rounds.
     """
     from toolkit.cli.printed.round_details import worst_classes
     from toolkit.coordinator.federation_source import state_folder

@@ -52,9 +52,9 @@ def serve(
 ) -> None:
     """Run the coordinator of the federation in CONFIG (TOML).
 
-    Runs until interrupted. Writes a join token for each kind of device to the state folder. Copy
-    the token to the device and run there: edgetailor-agent join URL --token-file FILE. The HTTP
-    interface is documented at URL/docs.
+    The coordinator runs until it is interrupted. It writes a join token for each kind of device to
+    the state folder. Copy the token to the device and run there: edgetailor-agent join URL
+    --token-file FILE. The HTTP interface is documented at URL/docs.
     """
     from toolkit.coordinator.federation_file.load_config import load_config
 
@@ -122,15 +122,16 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
     metavar="[KIND]",
     is_flag=False,
     flag_value=ALL,
-    help="Show the link as a QR code: of KIND, or of every kind.",
+    help="Show the link for devices of KIND, or of every kind, as a QR code.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def tokens(federation: str | None, url: str | None, qr: str | None, as_json: bool) -> None:
     """Show join tokens and the links by which phones join.
 
     FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it.
-    Anyone with a link can enrol a device, so keep links private. With the URL of a coordinator of
-    `edgetailor login`, or without FEDERATION, lists the tokens of that coordinator, without links.
+    Anyone with a link can enrol a device, so keep links private. FEDERATION may also be the URL of
+    a coordinator of `edgetailor login`; without FEDERATION it is the URL of the last login. For a
+    URL the tokens are listed without links.
     """
     if federation is None or is_url(federation):
         _remote_tokens(federation, url, qr, as_json)
@@ -140,7 +141,7 @@ def tokens(federation: str | None, url: str | None, qr: str | None, as_json: boo
     from toolkit.coordinator.join_links import address, join_tokens, made_tokens, notes
 
     if qr and as_json:
-        raise click.UsageError("--qr and --json exclude each other.")
+        raise click.UsageError("Give --qr or --json, not both.")
     state = state_folder(Path(federation))
     url = check_url(url or address(state))
     shown = join_tokens(state, url)
@@ -177,6 +178,8 @@ def _remote_tokens(federation: str | None, url: str | None, qr: str | None, as_j
     from toolkit.cli.printed.tokens_text import show_states
 
     if url or qr:
-        raise click.UsageError("--url and --qr need a file or a folder: only that has the tokens.")
+        raise click.UsageError(
+            "--url and --qr need the federation's file or its state folder, where the tokens are."
+        )
     answer = client_of(federation).join_tokens()
     show_answer(answer, lambda answer: show_states(answer.tokens), as_json)

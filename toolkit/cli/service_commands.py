@@ -27,7 +27,7 @@ def install_service(config: Path, user: bool, dry_run: bool) -> None:
         return
     coordinator_service.install(config, user)
     if user:
-        say("It runs while you are logged in. To let it always run: `loginctl enable-linger`.")
+        say("The service runs while you are logged in. To run it always: `loginctl enable-linger`.")
     command = " ".join(service.systemctl)
     click.echo(f"{service.name} is running: {command} status {service.name}")
 

@@ -152,12 +152,14 @@ class Coordinator(
                 inputs=self.inputs,
                 evaluation=self.config.evaluation.request,
                 budget_s=self.config.budget_s,
-                secure=self.config.secure_terms if task == "train" else None,
+                secure=self.secure_terms if task == "train" else None,
+                candidate=self.candidate is not None,
             )
             offer = _Offer(bundle, self.key.signed(work, now), self.key)
             self._offers[round_, submodel] = offer
         activity = self.activity[device.id]
         activity.round, activity.offered_key = round_, offer.key.fingerprint
+        activity.judges_last = task == "judge" and self.candidate is None
         return offer
 
     def _nothing_to_train(self, device: Device, task: Literal["wait", "finished"]) -> Work:
@@ -250,7 +252,8 @@ class Coordinator(
         """
         with self.lock:
             round_, rounds = self.rounds.round, self.rounds
-            left = rounds.late() if rounds.max_staleness is None else []  # otherwise they go on
+            # asynchronous: late devices go on
+            left = rounds.late() if rounds.max_staleness is None else []
             enough = rounds.has_reached_goal
             late = None if enough else f"round {round_} closed before its update came"
             for device in left:

@@ -51,8 +51,8 @@ def load_federation(federation: Path) -> CoordinatorConfig:
     if file is None or not file.is_file():
         where = "it is not known yet" if file is None else f"it is no longer at {file}"
         raise InputError(
-            "{path} is a state folder, and the file of its federation is needed, too: {where}. "
-            "Give the federation's file.",
+            "{path} is a state folder, but its federation's file cannot be found: {where}. Give "
+            "that file instead of the folder.",
             code="state.unknown-file",
             path=str(federation),
             where=where,

@@ -4,13 +4,15 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from device_agent.formats.protocol.fleet import Preparation, SelectedDevices
 from device_agent.formats.protocol.key_changes import KeyChange
 from device_agent.formats.protocol.rounds import InputSummary
+from device_agent.formats.protocol.secure_sums import SecureTerms
 from profiles.text_formatting import did_you_mean
+from toolkit.aggregation.privacy.budget import PrivacyPlan
 from toolkit.coordinator.database import key_log, secret_log
 from toolkit.coordinator.database.device_registry import Device, hashed
 from toolkit.coordinator.database.operator_tokens import OPERATOR, Operator
@@ -22,11 +24,15 @@ from toolkit.coordinator.minute_log import MinuteLog
 from toolkit.coordinator.notifications import Event, EventName, Notifier
 from toolkit.coordinator.refusals import RefusalError
 from toolkit.coordinator.releases.offered_releases import OfferedReleases
+from toolkit.coordinator.rounds.candidate import Candidate
 from toolkit.coordinator.rounds.round_state import Rounds
 from toolkit.coordinator.rounds.round_sums import RoundSums
 from toolkit.coordinator.rounds.upload_validation import CheckUpdate
 from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
+
+NOISE = "noise_of_sums"
+"""The store keeps the largest noise multiplier of secure sums under this key."""
 
 
 @dataclass
@@ -71,7 +77,11 @@ class FederationState:
         secrets_due: The devices that were asked for a new secret. Each change makes a new mapping.
         new_settings: The `NewSettings` that take effect in a later round, or None.
         wanted_model: The `WantedModel` to which the rounds go back as soon as possible, or None.
+        privacy_plan: Differential privacy for devices; None without it.
+        secure_terms: The terms of secure sums; None without them.
         sums: The secure sums of the open round; None if devices send their updates.
+        candidate: The new model of the closed round, if a committee judges it. It stays until the
+            next bundles are made: a late answer is not needed, but is no mistake either.
     """
 
     config: CoordinatorConfig
@@ -106,15 +116,28 @@ class FederationState:
     try_model: Callable[[Any], None] = lambda model: None
     new_settings: Any = None
     wanted_model: Any = None
+    candidate: Candidate | None = field(default=None, repr=False)
+    privacy_plan: PrivacyPlan | None = field(init=False, repr=False)
+    secure_terms: SecureTerms | None = field(init=False, repr=False)
     sums: RoundSums | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         folder = ReleaseFolder(self.store.folder)
         self.released = OfferedReleases(folder, self.config.evaluation.request)
-        terms = self.config.secure_terms
-        self.sums = None if terms is None else RoundSums(terms)
+        self.privacy_plan = self._with_kept_noise(self.config.privacy_plan())
+        self.secure_terms = self.config.secure_terms(self.privacy_plan)
+        self.sums = None if self.secure_terms is None else RoundSums(self.secure_terms)
         self.secrets_due = secret_log.decoded(self.store.value(secret_log.DUE_SECRETS))
         self.key_changes = key_log.decoded(self.store.value(key_log.KEY_CHANGES))
+
+    def _with_kept_noise(self, plan: PrivacyPlan | None) -> PrivacyPlan | None:
+        """`plan` with at least the noise of earlier starts: devices refuse sums with less."""
+        table = self.config.privacy
+        if plan is None or table is None or not table.secure_aggregation:
+            return plan
+        noise = max(plan.noise_multiplier, float(self.store.value(NOISE) or 0))
+        self.store.set_value(NOISE, str(noise))
+        return replace(plan, noise_multiplier=noise)
 
     def follows_key(self, device: str) -> bool | None:
         """Whether `device` is known to trust the newest key; None if no key was ever replaced."""
@@ -144,8 +167,11 @@ class FederationState:
     def offered_bundle(self, device: Device) -> Bundle:
         """The bundle that `device` trains now; empty if there is none. The caller holds the lock.
 
-        In asynchronous rounds this may be the bundle of an earlier round.
+        In asynchronous rounds this may be the bundle of an earlier round. A member of the committee
+        gets the bundle that it evaluates.
         """
+        if self.candidate is not None and device.id in self.candidate.before:
+            return dict(self.candidate.bundles.get(self.submodel(device), {}))
         flight = self.rounds.flights.get(device.id)
         bundles = self.bundles if flight is None else self.earlier_bundles.get(flight.round, {})
         return bundles.get(self.submodel(device), {})

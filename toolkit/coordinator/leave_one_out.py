@@ -24,7 +24,7 @@ from toolkit.coordinator.storage.saved_rounds import known_round, model_file, re
 
 if TYPE_CHECKING:
     from toolkit.aggregation.federation import Federation
-    from toolkit.coordinator.closing.round_aggregation import Samples
+    from toolkit.coordinator.closing.round_models import Samples
     from toolkit.evaluation_sums import Evaluation
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ def leave_one_out(
             one of these files is damaged.
     """
     start, updates = kept_updates(folder, round_)
+    federation.held_out = samples
     before = model_file(folder, start).read_bytes()
     rounds = saved_rounds(folder)
     ages = {saved.model: round_ - 1 - saved.round for saved in rounds if saved.round < round_}

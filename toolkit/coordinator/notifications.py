@@ -23,6 +23,7 @@ EventName = Literal[
     "round-stalled",
     "quality-falling",
     "model-taken-back",
+    "round-rejected",
     "device-left-out",
     "device-banned",
     "release-made",

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from device_agent.formats.atomic_files import write_file
 from device_agent.formats.input_summary import summary_of
 from device_agent.formats.protocol.fleet import Preparation
-from toolkit.coordinator.closing.round_aggregation import Model
+from toolkit.coordinator.closing.round_models import Model
 from toolkit.coordinator.closing.round_worker import RoundWorker
 from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.database.settings_log import changes_model

@@ -1,7 +1,7 @@
 """Compares the settings of the federation's file with those that are in effect.
 
-Some settings may change between rounds. Others may not, because they define the model or how it is
-judged.
+Some settings may change between rounds. Other settings must stay, because they define the model or
+how it is judged.
 """
 
 import json
@@ -63,6 +63,8 @@ CHANGEABLE = frozenset(
     }
 )
 """The keys of [training] that may change between rounds: they do not say what a tensor means."""
+SECURE_KEYS = {"secure_aggregation", "smallest_group", "most_change", "most_samples"}
+"""Keys of [privacy] that may change when `serve` starts. Devices refuse less than was promised."""
 LIVE = frozenset(
     {
         *("title", "purpose", "contact", "rounds", "early_stopping", "deadline_s", "quorum"),
@@ -91,7 +93,8 @@ def checked_settings(config: CoordinatorConfig) -> str:
         # Samples that were trained under a smaller share would flatter later models.
         "evaluation": {"share": config.evaluation.share} if config.evaluation.share else None,
         # The budget is one of all rounds.
-        "privacy": config.device_privacy and config.device_privacy.model_dump(exclude_none=True),
+        "privacy": config.device_privacy
+        and config.device_privacy.model_dump(exclude_none=True, exclude=SECURE_KEYS),
         "devices": [
             kind.model_dump(exclude={"fallback", *BUDGETS, *SIMULATED}, exclude_none=True)
             for kind in config.devices
@@ -127,11 +130,11 @@ def check_same_settings(config: CoordinatorConfig, store: Store) -> list[Change]
 def record_changes(
     config: CoordinatorConfig, store: Store, changes: list[Change], loss: str | None = None
 ) -> None:
-    """Let `changes`, which were found at a start, hold for the round that is open or opens next.
+    """Let the `changes` found at a start take effect from the round that is open or opens next.
 
-    Updates that have come for this round still count. Changes that an operator has applied already
-    are in the audit log. If the file took them back before their round, the log says so.
-    Updates of an earlier model do not count. `loss` says what the user's own loss computes.
+    Updates that have come for this round still count, except updates of an earlier model. Changes
+    that an operator has applied are already in the audit log. If the file no longer has such a
+    change, the log says that the value is as before. `loss` says what the user's own loss computes.
     """
     scheduled = store.settings.scheduled()
     if not changes and not scheduled:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from exporters.programs.dropout import DRAW
 from exporters.programs.recorded_graph import module_of, output_node
+from exporters.programs.seeded_random import DRAW
 from toolkit.cutting.sample_flow import SampleFlow
 
 aten = torch.ops.aten
@@ -97,7 +97,10 @@ class Matching:
         }
 
     def _by_number(self, flow: SampleFlow) -> dict[int, list[Node]]:
-        """Map each number to the operators or samples of `flow` that have it, without copies."""
+        """Map each number to its operators or samples in `flow`.
+
+        Operators that only copy or mask are left out.
+        """
         groups = defaultdict[int, list[Node]](list)
         for node in flow.position:
             if self._source(node) is None:

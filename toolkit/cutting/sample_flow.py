@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 
-from exporters.programs.dropout import DRAW
 from exporters.programs.recorded_graph import (
     casts_to_integers,
     input_node,
     is_impure,
     output_node,
 )
+from exporters.programs.seeded_random import DRAW
 
 aten = torch.ops.aten
 SHAPE_READERS = {

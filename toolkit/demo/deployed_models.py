@@ -10,8 +10,8 @@ from device_agent.formats.evaluation_counts import LocalEvaluation
 from device_agent.formats.update import RECORD, decode_record
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Child, Processes
-from toolkit.demo.demo_fleet import AGENT, SERVER
 from toolkit.demo.demo_folder import DemoFolder
+from toolkit.demo.demo_processes import AGENT, SERVER
 from toolkit.demo.demo_settings import Member
 
 DEPLOY_S = 300.0

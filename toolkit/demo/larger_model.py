@@ -15,7 +15,7 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.profiling.profiler import profile_bundle
 from exporters.recording.capture import SharedRecording
 from profiles.documents.bundle_profile import Profile
-from profiles.documents.profile_reading import encode_profile
+from profiles.documents.bundle_profile_reading import encode_profile
 from toolkit.demo import demo_settings
 from toolkit.demo.demo_folder import DemoFolder
 from toolkit.demo.demo_result import TrainingMemory

@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Iterable, Sequence
 
 from profiles.documents.bundle_profile import Profile
-from profiles.documents.profile_reading import read_profile
+from profiles.documents.bundle_profile_reading import read_profile
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import Processes
-from toolkit.demo.demo_fleet import AGENT
 from toolkit.demo.demo_folder import DemoFolder
+from toolkit.demo.demo_processes import AGENT
 from toolkit.demo.demo_settings import Member
 from toolkit.inspection import Inspection, inspect
 from toolkit.submodels.model_loading import load_model

@@ -12,7 +12,7 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.protocol.fleet import Status
 from profiles.documents.bundle_profile import Profile
 from profiles.errors import InputError
-from toolkit.demo import demo_fleet, demo_settings, measurements
+from toolkit.demo import demo_processes, demo_settings, measurements
 from toolkit.demo.baselines import Baselines
 from toolkit.demo.child_processes import Child, Processes, interruptible
 from toolkit.demo.demo_charts import draw
@@ -114,15 +114,15 @@ class Job:
         folder, members = self.folder, self.members
         logger.info("Starting the coordinator")
         kinds = list({member.kind.name: member.kind for member in members}.values())
-        coordinator, link = demo_fleet.start_coordinator(
+        coordinator, link = demo_processes.start_coordinator(
             folder, processes, kinds, self.rounds, self.seed
         )
         logger.info(f"Starting {len(members)} agents while the coordinator makes training graphs")
-        agents = demo_fleet.start_agents(folder, processes, members, link.url, self.seed)
+        agents = demo_processes.start_agents(folder, processes, members, link.url, self.seed)
         comparisons = self.start_comparisons(processes, all_full)
         with display([member.name for member in members], self.start) as show:
-            demo_fleet.watch(link, processes.pause, show)
-        status = demo_fleet.finish(link, processes, coordinator, agents)
+            demo_processes.watch(link, processes.pause, show)
+        status = demo_processes.finish(link, processes, coordinator, agents)
         measurements.keep_bundles(folder, members)
         shutil.copyfile(folder.coordinator / folder.model.name, folder.model)
         return status, comparisons

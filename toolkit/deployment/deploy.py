@@ -14,9 +14,9 @@ from exporters.quantization.precision import Precision
 from exporters.verification.verdict import Verdict
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
-from toolkit.deployment.card_content import card_files, model_card
+from toolkit.deployment.card_fields import ModelCard
 from toolkit.deployment.inference_bundle import InferenceBundle, inference_bundle
-from toolkit.deployment.model_card import ModelCard
+from toolkit.deployment.make_card import card_files, model_card
 from toolkit.deployment.predicting_submodel import predicting_submodel
 from toolkit.deployment.targets import Target
 from toolkit.deployment.trained_model import Samples, TrainedModel

@@ -23,7 +23,7 @@ from profiles.progress import Report
 from profiles.text_formatting import counted
 from toolkit.deployment.targets import Target
 from toolkit.deployment.trained_model import TrainedModel
-from toolkit.submodels.round_window import in_round
+from toolkit.submodels.rolling_window import in_round
 
 THREADS = 0
 """0 is one thread for each core."""

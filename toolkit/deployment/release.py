@@ -8,9 +8,9 @@ from exporters.programs.program import inference_program
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.releases.release_changes import add_release
 from toolkit.coordinator.storage.release_folder import Release
+from toolkit.deployment.card_fields import Precision
 from toolkit.deployment.deploy_targets import deploy_targets
 from toolkit.deployment.fine_tuning_bundles import write_training_bundles
-from toolkit.deployment.model_card import Precision
 from toolkit.deployment.targets import kind_targets, with_options
 from toolkit.deployment.trained_model import from_federation
 

@@ -10,7 +10,7 @@ from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from profiles.text_formatting import did_you_mean
 from toolkit.coordinator.federation_file.federation_config import FederationConfig
-from toolkit.deployment.model_card import Format, Precision
+from toolkit.deployment.card_fields import Format, Precision
 from toolkit.deployment.predicting_submodel import (
     PLANNED,
     PredictingSubmodel,

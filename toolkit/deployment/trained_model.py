@@ -11,9 +11,11 @@ from torch import nn
 from device_agent.data.local_data import load_data
 from device_agent.formats.preprocessing import Preprocessing
 from device_agent.formats.protocol.fleet import FederatedEvaluation, SpentPrivacy
+from exporters.objectives.loss_text import is_own
 from exporters.programs.program import Program, with_preprocessing
-from exporters.recording.capture import SharedRecording
+from exporters.recording.capture import SharedRecording, capture
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
+from exporters.recording.model_output import OutputForm
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.coordinator.database.key_log import KEY
@@ -77,6 +79,13 @@ class TrainedModel:
         """Cut the submodel `spec`. The model is recorded once for all submodels."""
         with self.recording:
             return split(self.module, spec, self.sample_shape, self.training)
+
+    @property
+    def outputs(self) -> OutputForm:
+        """The outputs of the model."""
+        with self.recording:
+            own = is_own(self.training.loss)
+            return capture(self.module, self.sample_shape, own).outputs
 
     @cached_property
     def program(self) -> Program:

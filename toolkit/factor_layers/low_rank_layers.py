@@ -138,7 +138,7 @@ class FactorizedConvolution(nn.Module):
 
 
 def bias_of(dense: nn.Module) -> nn.Parameter | None:
-    """The bias of `dense`, frozen or not; None if it has none."""
+    """The bias of `dense`, frozen or not; None if `dense` has no bias."""
     return dict(dense.named_parameters(recurse=False)).get("bias")
 
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from device_agent.formats.manifest import TensorEntry
-from exporters.programs.optimizers import Adam
+from exporters.programs.training.optimizers import Adam
 from exporters.recording.capture import record
 from exporters.recording.captured import Captured
+from exporters.recording.fixed_draws import fix_draws
 from profiles.errors import SpecError
 from toolkit.factor_layers.cp_layers import with_cp_factors
 from toolkit.factorization.cp_decomposition import compose, cp_decompose, cp_rank, cp_refit
@@ -206,6 +207,8 @@ class CP(Family):
         """The composed tensors [[A]] (eq. 21)."""
         recovered = recover_dense(tensors, table)
         for name, factors in factors_of(tensors, table).items():
+            if any(factor.dim() != 2 for factor in factors.values()):
+                raise ValueError(f"a factor of {name!r} is not a matrix")
             recovered[name] = compose([factors[str(mode)] for mode in range(len(factors))])
         return recovered
 
@@ -243,7 +246,9 @@ def record_with_factors(
         if isinstance(layer.module, Convolution | nn.Linear) and not layer.obstacle
     }
     new = with_cp_factors(model, {name: rank for name, rank in ranks.items() if name in own})
-    return record(new, captured.sample_shape, captured.sample_dtype, training=False)
+    graph = record(new, captured.sample_shape, captured.sample_dtype, training=False)
+    fix_draws(graph)
+    return graph
 
 
 def first_factors(ranks: Mapping[str, int], weights: GlobalModel) -> dict[str, Tensor]:

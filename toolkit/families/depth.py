@@ -150,8 +150,8 @@ def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
     for name, module in model.named_modules():
         module.register_forward_hook(note(name))
     dtype = DTYPES[captured.sample_dtype]
-    with torch.no_grad():
-        model(torch.zeros(2, *captured.sample_shape, dtype=dtype))
+    # Without torch.no_grad(): the model's code may compute gradients.
+    model(torch.zeros(2, *captured.sample_shape, dtype=dtype))
     return {n: calls[0] for n, calls in records.items() if len(calls) == 1 and calls[0] is not None}
 
 

@@ -4,7 +4,7 @@ The device minimises f(theta) + lambda/2 ||theta - w||^2 over its personal model
 updates the local model by gradient steps w - rate * lambda * (w - theta). Only w is uploaded.
 """
 
-from exporters.programs.optimizers import SGD
+from exporters.programs.training.optimizers import SGD
 from toolkit.families import forms
 from toolkit.personal.bilevel_training import BiLevelSettings, bilevel_submodel
 from toolkit.personal.tensorized_model import Tensorized

@@ -17,7 +17,7 @@ import math
 
 from torch import Tensor
 
-from exporters.int8_quantization import rounded
+from exporters.int8_scales import rounded
 from profiles.errors import SpecError
 from profiles.text_formatting import counted
 from toolkit.cutting.cut_points import Cutter

@@ -23,7 +23,7 @@ from toolkit.channels.operator_call import Layer
 from toolkit.families import forms
 from toolkit.submodels.family import Family
 from toolkit.submodels.one_step_submodel import one_step_submodel
-from toolkit.submodels.round_window import cut_parts
+from toolkit.submodels.rolling_window import cut_parts
 from toolkit.submodels.spec import Spec
 from toolkit.submodels.submodel import (
     LayerDecision,

@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from device_agent.formats.manifest import SAMPLES, Initialise, Instruction, Step, TensorEntry
 from exporters.objectives.objective import objective_of
-from exporters.programs.optimizers import Optimizer, select
 from exporters.programs.program import (
     ProgramSignature,
     Tensors,
@@ -24,7 +23,8 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.recorded_graph import input_node, output_node
-from exporters.programs.training_signatures import (
+from exporters.programs.training.optimizers import Optimizer, select
+from exporters.programs.training.training_signatures import (
     Names,
     graph_samples,
     prediction_signatures,

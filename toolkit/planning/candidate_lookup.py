@@ -36,7 +36,7 @@ class Lookup:
     told: bool = False
 
     def listed(self, specs: Iterable[str]) -> Iterator[Entry]:
-        """The entries of `specs`, each at the greatest depth for which the cache has figures."""
+        """The entries of `specs`, each with the most exact figures that the cache has."""
         for spec in dict.fromkeys(specs):
             if (known := self.workloads.remembered(spec)) is not None:
                 depth = Depth.COMPUTED

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from exporters.objectives.loss_text import is_own
 from exporters.recording.capture import capture
 from profiles.errors import ModelError, SpecError
 from toolkit.cutting.cut_points import CutPoint, Cutter
@@ -19,13 +20,14 @@ APART = 0.85
 """A slice is considered if its load is at most this share of the previous slice's load."""
 
 
-def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[str]:
+def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int, loss: str) -> Iterator[str]:
     """List the specs that a plan considers. Some may not be possible for the model.
 
     Args:
         model: The whole model.
         sample_shape: Shape of one sample, without the batch.
         batch: Samples in a batch.
+        loss: The loss that the devices minimise.
 
     Yields:
         The specs, family by family.
@@ -33,7 +35,7 @@ def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterat
     yield "full"
     yield from (f"low-rank:{ratio:g}" for ratio in RATIOS)
     yield from (f"width:{ratio:g}" for ratio in WIDTHS)
-    cuts = [f"slice:{point.module}" for point in useful_cuts(model, sample_shape, batch)]
+    cuts = [f"slice:{point.module}" for point in useful_cuts(model, sample_shape, batch, loss)]
     yield from cuts
     # Every second cut: each candidate costs an export, and neighbours differ little.
     yield from (f"{cut}+low-rank:{INSIDE:g}" for cut in cuts[::2])
@@ -41,10 +43,12 @@ def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterat
     yield "pfedme"
 
 
-def useful_cuts(model: nn.Module, sample_shape: tuple[int, ...], batch: int) -> Iterator[CutPoint]:
+def useful_cuts(
+    model: nn.Module, sample_shape: tuple[int, ...], batch: int, loss: str
+) -> Iterator[CutPoint]:
     """Yield cut points whose slices differ clearly; none if the model cannot be cut."""
     try:
-        cutter = Cutter(capture(model, sample_shape))
+        cutter = Cutter(capture(model, sample_shape, is_own(loss)))
     except (ModelError, SpecError):
         return
     last = float(cutter.load(cutter.captured.training, batch))

@@ -72,7 +72,7 @@ def plan(
     if not specs:
         progress("finding the submodels of the model")
     with workloads.recording:
-        wanted = specs or list(all_specs(model, sample_shape, config.batch_size))
+        wanted = specs or list(all_specs(model, sample_shape, config.batch_size, config.loss))
     return plan_for(device, workloads, wanted, budgets, progress=progress)
 
 

@@ -238,7 +238,8 @@ def _remembered(
     """The candidates, each with its result in the cache or None."""
     workloads = _workloads(source)
     with workloads.recording:
-        every = specs(workloads.model, source.sample_shape, source.training.batch_size)
+        training = source.training
+        every = specs(workloads.model, source.sample_shape, training.batch_size, training.loss)
         return {spec: workloads.remembered(spec) for spec in candidates or every}
 
 

@@ -11,12 +11,12 @@ from profiles.documents.device_profile import DeviceProfile
 from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
-from toolkit.planning.budget_notes import undecided
 from toolkit.planning.candidate_lookup import Lookup, candidate
 from toolkit.planning.measured_runtimes import runtime_notes
 from toolkit.planning.recomputed_variants import saves, trades
 from toolkit.planning.strongest_first import Depth, Entry, search
 from toolkit.planning.submodel_workloads import Impossible, Known, Workloads
+from toolkit.planning.undecided_budgets import undecided
 
 SHARE_OF_AVAILABLE = 0.8
 """The default budget, as a share of the memory that was available."""

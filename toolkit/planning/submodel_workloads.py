@@ -15,6 +15,7 @@ from device_agent.formats.atomic_files import write_file
 from device_agent.formats.manifest import Record, Step, Train, uploaded
 from exporters.cache_folder import cache_folder
 from exporters.export import compile_graphs
+from exporters.objectives.loss_text import is_own
 from exporters.onnx.graph_workload import signature_work
 from exporters.programs.changed_parameters import writes_of
 from exporters.programs.program import Program, ProgramSignature
@@ -87,7 +88,7 @@ class Workloads:
         logger.info("recording the model")
         self.recording = SharedRecording(self.model, self.sample_shape)
         with self.recording:
-            captured = capture(self.model, self.sample_shape)
+            captured = capture(self.model, self.sample_shape, is_own(self.training.loss))
         # The learning rate is an input of the graphs, and the schedule holds the epochs. So they
         # change no graph and are left out of the key.
         training = replace(

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from device_agent.profiling.profile_text import label, table
 from profiles.documents.bundle_profile import Duration, Profile
+from profiles.documents.bundle_profile_reading import machine_differences, same_hardware
 from profiles.documents.profile_merging import refuse_other_bundle, refuse_other_method
-from profiles.documents.profile_reading import machine_differences, same_hardware
 from profiles.errors import InputError, RegressionError, UnstableError
 from profiles.text_formatting import format_bytes, format_seconds
 

@@ -15,7 +15,7 @@ from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.rounds.round_state import fewest_updates
 from toolkit.planning.plan import find_workloads
 from toolkit.planning.submodel_workloads import Workloads
-from toolkit.simulation.absence import Absence
+from toolkit.simulation.daily_absence import Absence
 from toolkit.simulation.partition import Parts
 from toolkit.simulation.simulated_time import Clock, simulated_device
 from toolkit.simulation.simulation_config import SimulationConfig
@@ -102,7 +102,7 @@ class Attendance:
         return min(self.returns(client, closed) for client in range(self.clients))
 
     def candidates(self, closed: float) -> list[int]:
-        """The clients that a round may ask after the round before has closed."""
+        """The clients that a round may ask if the previous round closed at `closed`."""
         everyone, opened = range(self.clients), self.opens(closed)
         return [
             client

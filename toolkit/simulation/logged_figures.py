@@ -9,7 +9,7 @@ from toolkit.simulation.results import RoundResult
 
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
-COUNTED = ("hostile", "left_out", "limited")
+COUNTED = ("hostile", "left_out", "limited", "paused")
 """Keys of `history.jsonl` of which the number of clients is logged."""
 
 

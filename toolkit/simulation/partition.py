@@ -98,8 +98,8 @@ def check_enough(samples: int, clients: int) -> None:
     """Raise InputError unless there are `LEAST` samples for each client."""
     if samples < LEAST * clients:
         raise InputError(
-            "{samples} samples are too few for {clients} clients: each needs {least}. Use fewer "
-            "clients or more data.",
+            "{samples} samples are too few for {clients} clients: each client needs {least}. Use "
+            "fewer clients or more data.",
             code="data.too-few-for-clients",
             samples=samples,
             clients=clients,

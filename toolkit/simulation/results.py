@@ -59,6 +59,7 @@ LOSS_CODE = "loss_code"
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
 """Settings that may differ when a simulation continues."""
 T = TypeVar("T")
+Told = TypeVar("Told", Limited, str)
 
 
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +91,12 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
             the number of versions that were made after the version that an update was trained
             from. None in synchronous rounds.
         max_staleness: The largest staleness.
-        hostile: The numbers of the hostile clients whose updates are in the model; None if no
-            client of the federation is hostile.
+        hostile: The numbers of the hostile clients that sent an update, even if it is not in the
+            model; None if no client of the federation is hostile.
         limited: What the limits changed in an update, by the client's number; None without limits.
         left_out: Why the judge left out an update, by the client's number; None without a judge.
+        paused: The clients that the judge pauses after this round; None without a judge. They take
+            part in no later round.
         privacy: What the rounds so far have spent of the privacy budget; None without [privacy].
         backdoor: The success of the attack `backdoor`: the share of held-out samples of other
             classes that the model assigns to the attackers' class if they have the trigger.
@@ -122,13 +125,25 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     backdoor: float | None = None
     limited: dict[str, Limited] | None = None
     left_out: dict[str, str] | None = None
+    paused: list[int] | None = None
     privacy: SpentPrivacy | None = None
+
+    @property
+    def took_part(self) -> int:
+        """The number of clients that received the model, whatever became of their updates."""
+        left_out = len(self.left_out or ())
+        return self.clients + left_out + self.diverged + self.failed + self.late + self.not_needed
 
     @property
     def quality(self) -> float:
         """The accuracy, or the negative loss of a regression. Minus infinity if that is NaN."""
         quality = -self.loss if self.accuracy is None else self.accuracy
         return quality if quality == quality else -math.inf
+
+
+def by_client(told: Mapping[int, Told] | None) -> dict[str, Told] | None:
+    """What is told about updates, by the client's number as text; None if nothing is known."""
+    return None if told is None else {str(client): told[client] for client in sorted(told)}
 
 
 class RunFolder:

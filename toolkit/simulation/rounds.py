@@ -1,8 +1,8 @@
-"""Runs the rounds of a simulation: chooses clients, trains them and averages their updates."""
+"""Runs the rounds of a simulation: chooses clients, and lets them train."""
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,21 +10,13 @@ import numpy as np
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import DIVERGED
-from device_agent.formats.protocol.fleet import FederatedEvaluation, Limited, SpentPrivacy
-from device_agent.privacy.gaussian_noise import gaussian
+from device_agent.formats.protocol.fleet import Limited, SpentPrivacy
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.limits.reference import Reference
-from toolkit.aggregation.model_judge import Bar, Quality
-from toolkit.aggregation.partial_aggregates.partial import decode_partial
 from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
-from toolkit.aggregation.rules.rule_aggregation import RuleAggregation, new_aggregation
-from toolkit.aggregation.running_aggregation import Aggregation
-from toolkit.aggregation.stale_updates import merge_stale, staleness_weight
 from toolkit.coordinator.rounds.compared_rounds import Figure, stops_early
-from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
-from toolkit.evaluation_sums import Evaluation, mean_evaluation
 from toolkit.simulation.attacks.hostile_clients import (
     HostileTraining,
     Known,
@@ -32,13 +24,14 @@ from toolkit.simulation.attacks.hostile_clients import (
     known_to,
 )
 from toolkit.simulation.attendance import Attendance, Turnout
-from toolkit.simulation.chunks import Chunk, Client, TrainedChunk, shared_out
-from toolkit.simulation.client_judge import ClientJudge
-from toolkit.simulation.client_limits import ClientLimits
+from toolkit.simulation.chunks import Chunk, Client, shared_out
 from toolkit.simulation.client_selection import Choices, ClientSelection
 from toolkit.simulation.engines.engine import Engine
+from toolkit.simulation.judging.client_committee import ClientCommittee
+from toolkit.simulation.judging.client_pauses import ClientPauses
+from toolkit.simulation.one_round import OneRound
 from toolkit.simulation.partition import Parts
-from toolkit.simulation.results import RoundResult, RunFolder
+from toolkit.simulation.results import RoundResult, RunFolder, by_client
 from toolkit.simulation.simulation_config import SimulationConfig
 from toolkit.simulation.timetable import Timetable
 
@@ -65,7 +58,9 @@ class Simulation:
         selection: Selects the clients of each round.
         hostile: The numbers of the hostile clients.
         plan: Differential privacy for clients; None without it.
-        first: The quality of the model before round 1; None if new models are not judged.
+        judged: Whether new models are judged.
+        committee: Accepts or rejects new models; None without a committee.
+        pauses: What the judge pauses clients for.
     """
 
     config: SimulationConfig
@@ -80,10 +75,12 @@ class Simulation:
     timetable: Timetable | None = None
     kinds: Sequence[str] = ()
     observers: Sequence[Callable[[RoundResult], None]] = ()
-    first: Quality | None = None
+    judged: bool = False
     selection: ClientSelection = field(init=False)
     hostile: frozenset[int] = field(init=False)
     plan: PrivacyPlan | None = field(default=None, init=False)
+    committee: ClientCommittee | None = field(default=None, init=False)
+    pauses: ClientPauses = field(default_factory=ClientPauses, init=False)
 
     def __post_init__(self) -> None:
         samples = [len(part) for part in self.parts]
@@ -95,6 +92,10 @@ class Simulation:
         if privacy is not None:
             self.plan = privacy.plan(probability, self.config.last_round)
         self.hostile = hostile_clients(table.hostile, len(self.specs), table.seed)
+        if self.config.evaluation.committee is not None and table.baseline is None:
+            self.committee = ClientCommittee(
+                self.config, self.federation, self.client_data, self.hostile
+            )
 
     def run(self, engine: Engine) -> None:
         """Run the rounds that are not finished yet."""
@@ -108,6 +109,9 @@ class Simulation:
             return
         if done:
             logger.info("Continuing after round %d", done)
+            for result in self.folder.history if self.judged else ():
+                turnout = self.turnout(result.round)
+                self.paused_after(result.round, turnout, result.left_out, result.limited)
         for round_ in range(done + 1, last + 1):
             self.run_round(round_, engine)
             if (reason := self._ends()) is not None:
@@ -161,17 +165,20 @@ class Simulation:
         # other state in memory, such as subspaces of factorizations, must not matter.
         model = self.federation.save()
         self.federation.load(model)
-        bar = self.bar()
         turnout = self.turnout(round_)
-        trained = _Round(self, round_)
+        trained = OneRound(self, round_)
         for version, clients in turnout.by_version(round_ - 1):
             trained.train(engine, version, model, clients)
         if trained.diverged and len(trained.diverged) == len(turnout.present):
             raise UpdateError(DIVERGED, code="update.diverged")
         lost = (*turnout.failed, *turnout.late, *turnout.not_needed)
         trained.bytes_down += sum(self.federation.submodel(spec).bytes for _, spec in lost)
-        evaluation, left_out = self.judged(engine, trained, model, turnout, bar)
-        outside = {*trained.diverged, *map(int, left_out or ())}
+        evaluation = trained.evaluated(model)
+        if self.committee is not None:
+            evaluation = trained.accepted(self.committee, dict(turnout.present), model, evaluation)
+        outside = {*trained.diverged, *(trained.left_out or ())}
+        limited, left_out = by_client(trained.limited_updates), by_client(trained.left_out)
+        paused = self.paused_after(round_, turnout, left_out, limited) if self.judged else None
         result = RoundResult(
             round=round_,
             accuracy=evaluation.accuracy,
@@ -186,10 +193,11 @@ class Simulation:
             not_needed=len(turnout.not_needed),
             away=len(turnout.away),
             simulated_s=turnout.simulated_s,
-            hostile=self.hostile_updates(turnout, outside),
+            hostile=self.hostile_senders(turnout),
             backdoor=self.backdoor_success(),
-            limited=None if trained.limits is None else limited_clients(trained.limits.limited),
+            limited=limited,
             left_out=left_out,
+            paused=paused,
             memory=self.attendance.peak_memory(turnout) if self.attendance else None,
             **self.staleness(trained.staleness),
             privacy=self.spent(trained.within),
@@ -197,46 +205,11 @@ class Simulation:
             bytes_up=trained.bytes_up,
             seconds=time.monotonic() - begun,
         )
-        reference = None if trained.limits is None else trained.limits.next_reference()
-        self.folder.finish_round(result, self.federation.save(), reference)
+        for client in paused or ():
+            logger.warning("Client %d is paused by the judge after round %d", client, round_)
+        self.folder.finish_round(result, self.federation.save(), trained.reference)
         for observe in self.observers:
             observe(result)
-
-    def bar(self) -> Bar | None:
-        """The bar for the new model; None if it is not judged."""
-        if self.first is None:
-            return None
-        later = [Quality(result.accuracy, result.loss) for result in self.folder.history]
-        return Bar.of(self.first, [self.first, *later], len(self.held_out[1]))
-
-    def judged(
-        self,
-        engine: Engine,
-        trained: "_Round",
-        before: bytes,
-        turnout: Turnout,
-        bar: Bar | None,
-    ) -> tuple[Evaluation, dict[str, str] | None]:
-        """The evaluation of the new model, and which updates the judge left out, with the reasons.
-
-        None without a bar. `before` is the model that the clients trained from.
-        """
-        whole = trained.evaluated()
-        aim = None if bar is None else bar.aim(whole)
-        if aim is None:
-            return whole, None if bar is None else {}
-        what = "does not rise" if aim.stalled else "falls"
-        logger.info("Round %d: the quality %s; updates are left out.", trained.number, what)
-        reference = None if trained.limits is None else trained.limits.reference
-        chunks = self.chunks(turnout.present, reference, whole=True)
-        again = engine.map(trained.number, before, chunks)
-        judge = ClientJudge(self.federation, before, self.held_out, aim, trained.limits)
-        evaluation, left_out = judge.judge(whole, again)
-        if trained.limits is not None:
-            trained.limits.leave_out(map(int, left_out))
-        for client, reason in left_out.items():
-            logger.warning("Client %s is left out of round %d: %s", client, trained.number, reason)
-        return evaluation, left_out
 
     def turnout(self, round_: int) -> Turnout:
         """The clients of `round_`."""
@@ -247,11 +220,25 @@ class Simulation:
             return Turnout(chosen)
         return self.attendance.turnout(round_, chosen, self.closed_before(round_))
 
+    def paused_after(
+        self,
+        round_: int,
+        turnout: Turnout,
+        left_out: Mapping[str, str] | None,
+        limited: Mapping[str, Limited] | None,
+    ) -> list[int]:
+        """Note a finished round, and return the clients that the judge pauses after it."""
+        present = (client for client, _ in turnout.present)
+        return self.pauses.after(round_, present, left_out, limited)
+
     def candidates(self, round_: int) -> Sequence[int]:
         """The clients that `round_` may ask."""
-        if self.attendance is None:
-            return range(len(self.specs))
-        return self.attendance.candidates(self.closed_before(round_))
+        before = self.folder.history[: round_ - 1]
+        paused = {client for result in before for client in result.paused or ()}
+        here: Sequence[int] = range(len(self.specs))
+        if self.attendance is not None:
+            here = self.attendance.candidates(self.closed_before(round_))
+        return [client for client in here if client not in paused] if paused else here
 
     def closed_before(self, round_: int) -> float:
         """When the round before `round_` closed, in simulated seconds; 0 without such times."""
@@ -263,12 +250,11 @@ class Simulation:
             return {}
         return {"mean_staleness": sum(values) / len(values), "max_staleness": max(values)}
 
-    def hostile_updates(self, turnout: Turnout, diverged: Container[int]) -> list[int] | None:
-        """The hostile clients whose updates are in the model; None if no client is hostile."""
+    def hostile_senders(self, turnout: Turnout) -> list[int] | None:
+        """The hostile clients of a round; None if no client of the federation is hostile."""
         if not self.hostile:
             return None
-        inside = (client for client, _ in turnout.present if client not in diverged)
-        return sorted(self.hostile.intersection(inside))
+        return sorted(self.hostile.intersection(client for client, _ in turnout.present))
 
     def backdoor_success(self) -> float | None:
         """The share of held-out samples with the trigger that the new model takes for the target.
@@ -324,127 +310,3 @@ class Simulation:
         """The samples of `client`."""
         rows = self.parts[client]
         return LocalData(self.samples.samples(rows), self.samples.labels(rows))
-
-
-def limited_clients(limited: Mapping[int, Limited]) -> dict[str, Limited]:
-    """What the limits changed in an update, by the client's number as text."""
-    return {str(client): limited[client] for client in sorted(limited)}
-
-
-class _Round(TrainedChunk):
-    """The sums of a round's chunks so far, and the evaluations of clients that train alone."""
-
-    def __init__(self, simulation: Simulation, number: int) -> None:
-        super().__init__()
-        self.simulation, self.number = simulation, number
-        federation = simulation.federation
-        self.aggregation = new_aggregation(federation.model, federation.policy)
-        self.alone: list[Evaluation] = []
-        self.staleness: list[int] = []
-        self.noise = simulation.noise()
-        self.within: float | None = None
-        self.limits: ClientLimits | None = None
-        if federation.policy.bounds and simulation.config.simulation.baseline is None:
-            self.limits = ClientLimits(simulation.folder.reference())
-
-    def train(
-        self, engine: Engine, version: int, newest: bytes, clients: Sequence[tuple[int, str]]
-    ) -> None:
-        """Let `engine` train `clients` from the model of round `version`, and add their updates.
-
-        `newest` is the model of the round before this one.
-        """
-        simulation, staleness = self.simulation, self.number - 1 - version
-        reference = None if self.limits is None else self.limits.reference
-        federation, chunks = simulation.federation, simulation.chunks(clients, reference)
-        self.staleness += [staleness] * len(clients)
-        if not staleness:
-            for chunk in engine.map(self.number, newest, chunks):
-                self.keep(chunk, self.aggregation)
-                self.evaluations |= chunk.evaluations
-            if self.limits is not None:
-                self.limits.add_waiting(self.aggregation)
-            return
-        model = simulation.folder.model_of(version)
-        federation.load(model)
-        stale = Aggregation(federation.model, federation.policy)
-        for chunk in engine.map(version + 1, model, chunks):
-            self.keep(chunk, stale)
-        if self.limits is not None:
-            self.limits.add_waiting(stale)
-            self.limits.weaken([client for client, _ in clients], staleness_weight(staleness))
-        federation.model = self.aggregation.model
-        assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
-        merge_stale(self.aggregation, stale, staleness)
-
-    def keep(self, chunk: TrainedChunk, aggregation: Aggregation | RuleAggregation) -> None:
-        """Add a chunk to `aggregation`, and write the tensors and models that its clients keep."""
-        folder = self.simulation.folder
-        for client, reason in chunk.diverged.items():
-            logger.warning("Client %d is left out of round %d: %s", client, self.number, reason)
-        for client, tensors in chunk.personal.items():
-            folder.keep_personal(client, self.number, tensors)
-        for client, own in chunk.own.items():
-            folder.keep_own_model(client, self.number, own.model)
-            self.alone.append(own.evaluation)
-        if self.limits is not None:
-            self.limits.note(chunk.figures, chunk.limited)
-        for client, update in chunk.updates.items():
-            if chunk.is_limited or self.limits is None:
-                aggregation.add_checked(*update)
-            else:
-                self.limits.keep(client, update)
-        if chunk.partial is not None:
-            assert isinstance(aggregation, Aggregation)
-            partial = decode_partial(chunk.partial, aggregation.model, aggregation.policy)
-            aggregation.merge(partial)
-        self.diverged |= chunk.diverged
-        self.votes += chunk.votes
-        self.bytes_down += chunk.bytes_down
-        self.bytes_up += chunk.bytes_up
-        self.judged += chunk.judged
-        self.correct += chunk.correct
-
-    def federated_evaluation(self) -> FederatedEvaluation | None:
-        """How the round's clients judge the newest model; None if not asked.
-
-        Clients that received an earlier model are not counted.
-        """
-        kinds = self.simulation.kinds
-        counts = [
-            DeviceCounts(kinds[client], evaluation.before, evaluation.after)
-            for client, evaluation in sorted(self.evaluations.items())
-        ]
-        return federated_evaluation(self.number, counts)
-
-    def evaluated(self) -> Evaluation:
-        """Make the next global model and evaluate it. Without updates, the model does not change.
-
-        If clients train alone, returns the mean of their evaluations.
-        """
-        federation = self.simulation.federation
-        if self.alone:
-            return mean_evaluation(self.alone)
-        if self.noise is not None:
-            self.take_noised(self.noise)
-        elif self.aggregation.updates:
-            if self.limits is not None:
-                self.limits.limit_statistics(self.aggregation)
-            if self.simulation.timetable is None:
-                federation.take(self.aggregation)
-            else:
-                assert isinstance(self.aggregation, Aggregation)
-                federation.take_stale(self.aggregation)
-        return federation.evaluation(*self.simulation.held_out)
-
-    def take_noised(self, noise: RoundNoise) -> None:
-        """Use the noised sum of the clipped changes, of which there may be none."""
-        assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
-        simulation = self.simulation
-        # The last number separates these draws from all others.
-        draw = np.random.default_rng([simulation.config.simulation.seed, self.number, 4])
-        expected = simulation.selection.expected
-        simulation.federation.take_noised(
-            self.aggregation, expected, self.number, noise.deviation, draw.bytes
-        )
-        self.within = noise.share_within(self.votes, float(gaussian((), draw.bytes)))

@@ -17,7 +17,6 @@ from profiles.errors import InputError
 from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
-from toolkit.aggregation.model_judge import Quality
 from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.sample_files import read_samples
@@ -229,9 +228,7 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         count = math.ceil(table.held_out_share * len(rows))
         rows, judges = rows[count:], rows[:count]
         held_out = data.samples.samples(judges), data.samples.labels(judges)
-    first = None
-    if model.policy.judge and config.mode == "sync" and table.baseline is None:
-        first = first_quality(model, held_out)
+    model.held_out = held_out
     saved = folder.model()
     if saved is not None:
         model.load(saved)
@@ -263,16 +260,8 @@ def prepare(config: SimulationConfig, folder: RunFolder, progress: Report = sile
         attendance,
         timetable,
         kinds=[kind.name for kind in config.kinds()],
-        first=first,
+        judged=model.policy.judge and config.mode == "sync" and table.baseline is None,
     )
-
-
-def first_quality(model: Federation, held_out: tuple[np.ndarray, np.ndarray]) -> Quality:
-    """The quality of `model` on the held-out samples. The model stays as it is."""
-    initial = model.save()
-    evaluation = model.evaluation(*held_out)
-    model.load(initial)  # the evaluation may have computed statistics
-    return Quality(evaluation.accuracy, evaluation.loss)
 
 
 class SimulationData(NamedTuple):

@@ -60,15 +60,15 @@ class SimulationConfig(FederationConfig):
 
     @model_validator(mode="after")
     def _privacy_has_clients(self) -> Self:
-        if self.secure_terms is not None:
+        if self.privacy is not None and self.privacy.secure_aggregation:
             raise ValueError(
-                "only `serve` knows secure_aggregation of [privacy], which does not change the "
+                "only `serve` knows secure_aggregation of [privacy], which hardly changes the "
                 "model: remove it for `simulate`"
             )
         if self.device_privacy is not None and self.simulation.baseline is not None:
             raise ValueError(
-                "[privacy] does not go with a `baseline`, which averages no updates: remove one of "
-                "them"
+                "[privacy] cannot be combined with a `baseline`, which averages no updates: remove "
+                "one of them"
             )
         return self
 
@@ -88,7 +88,7 @@ class SimulationConfig(FederationConfig):
         if without and len(without) < len(self.devices):
             raise ValueError(
                 f'the kind "{without[0]}" has no `profile`, so simulated time cannot be computed: '
-                "give every kind a `profile`, or none"
+                "give every kind a `profile`, or remove all profiles"
             )
         return self
 
@@ -112,7 +112,7 @@ class SimulationConfig(FederationConfig):
         table = self.simulation
         if table.baseline is not None or table.capacities != "fixed":
             key = "capacities" if table.baseline is None else "baseline"
-            raise ValueError(f'mode = "async" does not go with `{key}`: remove it')
+            raise ValueError(f'mode = "async" cannot be combined with `{key}`: remove it')
         return self
 
     def kinds(self) -> list[DeviceKind]:

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from device_agent.data.local_data import LocalData
 from device_agent.formats.bundle import Bundle
-from device_agent.formats.evaluation_counts import Evaluation, EvaluationRequest
+from device_agent.formats.evaluation_counts import Evaluation, EvaluationCounts, EvaluationRequest
 from device_agent.formats.manifest import FORMAT_VERSION, Manifest, Signature, TensorEntry, Train
 from device_agent.formats.update import UpdateRecord
 from device_agent.training.activation_cache import Recording, RecordingInMemory
@@ -26,14 +26,14 @@ from device_agent.training.bundle_training import personal_tensors, trained_upda
 from device_agent.training.personal_model import personal_entries
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
-from exporters.int8_quantization import int8_bytes
+from exporters.int8_scales import int8_bytes
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.tracing import trace_for_torch
-from exporters.recording.recording_comparison import is_wrong_id, unknown_ids
+from exporters.recording.inputs.unknown_ids import is_wrong_id, unknown_ids
 from profiles.errors import DataError, InputError
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.one_step_submodel import scale_learning_rates
-from toolkit.submodels.round_window import in_round
+from toolkit.submodels.rolling_window import in_round
 from toolkit.submodels.submodel import Submodel
 
 Arrays = dict[str, np.ndarray]
@@ -154,6 +154,18 @@ class TorchExecutor:
         run.run_schedule()
         last = run.position.validation[-1] if run.position.validation else None
         return ClientUpdate(*trained_update(run), personal_tensors(run), last)
+
+    def judge(
+        self, bundle: MemoryBundle, local: LocalData, asked: EvaluationRequest
+    ) -> EvaluationCounts:
+        """Evaluate the model of `bundle` on the samples that a client keeps apart.
+
+        Raises DataError if it has too few samples for that.
+        """
+        options = TrainingOptions(evaluation=asked)
+        run = TorchRun(bundle, local, NOWHERE, options, {})
+        run.held_out, run.executor = held_out(len(local), options.held_out), self
+        return run.judge()
 
     def session(self, name: str) -> TorchSession:
         """The session of the signature `name`."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from exporters.objectives.loss_text import is_own
 from exporters.recording.capture import capture, record
 from exporters.recording.captured import Captured
 from profiles.errors import SpecError
@@ -56,7 +57,8 @@ class InnerFamily:
                 reason=f"; {why}" if why else "",
             )
         with refuse_if_unusable(spec, rewritten.layer_decisions):
-            captured = capture(rewritten.model, self.cutter.captured.sample_shape)
+            own = is_own(self.request.training.loss)
+            captured = capture(rewritten.model, self.cutter.captured.sample_shape, own)
         cutter = Cutter(captured, self.cutter.recording)
         # Layers are exchanged only after the cut, so positions up to the cut stay the same.
         same_point = next(p for p in cutter.points if p.position == point.position)

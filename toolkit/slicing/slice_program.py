@@ -12,7 +12,7 @@ from device_agent.formats.manifest import SAMPLES, Instruction, Record, TensorEn
 from exporters.objectives.objective import objective_of
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import output_node
-from exporters.programs.training_signatures import (
+from exporters.programs.training.training_signatures import (
     forward_signature,
     prediction_signatures,
     train_signature,

@@ -3,7 +3,7 @@
 EmbracingFL, Table 1: the capacity of a submodel is (p + a) / (P + A). p and P are the trained
 parameters of the submodel and of the full model. a and A are the output elements of their
 convolution and linear layers for one batch. Shortcut convolutions count; normalisation, activation,
-pooling and embedding do not.
+pooling and embedding do not count.
 
 An LSTM counts 10 values for each unit, step and direction: four gates before and after their
 nonlinearity, the cell state and the hidden state. In the paper's table, the layer after the LSTM is

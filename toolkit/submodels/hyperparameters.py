@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 from device_agent.formats.label_rule import LabelRule
 from exporters.objectives.loss_text import canonical, mixes_samples
 from exporters.objectives.open_labels import labels_of
-from exporters.programs.augmentation import parse_augmentation
+from exporters.programs.training.augmentation import parse_augmentation
 from profiles.errors import InputError
 
 Loss = str
@@ -114,7 +114,7 @@ class TrainingConfig:
             if self.epochs != 1:
                 raise InputError(
                     "steps is {steps} and epochs is {epochs}, but only one of them can set the "
-                    "length of a round. Remove the other.",
+                    "length of a round. Remove one of them.",
                     code="option.conflict",
                     options=["steps", "epochs"],
                     steps=self.steps,
@@ -178,8 +178,8 @@ class TrainingConfig:
             return
         if self.masked:
             raise InputError(
-                "sample_clip does not go with masked, which tells the coordinator the classes of a "
-                "device. Use one of them.",
+                "sample_clip cannot be combined with masked, which tells the coordinator the "
+                "classes of a device. Use one of them.",
                 code="option.conflict",
                 options=["sample_clip", "masked"],
             )

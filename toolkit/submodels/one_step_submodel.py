@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import assert_never
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -14,12 +15,13 @@ from device_agent.formats.manifest import (
     TensorEntry,
     Train,
 )
+from exporters.objectives.loss_text import is_own
 from exporters.objectives.objective import objective_of
-from exporters.programs.losses import Objective
-from exporters.programs.optimizers import SGD, Adam, Optimizer, Proximal
 from exporters.programs.program import Program, ProgramSignature
 from exporters.programs.recorded_graph import attributes_with_gradient
-from exporters.programs.training_signatures import (
+from exporters.programs.training.losses import Objective
+from exporters.programs.training.optimizers import SGD, Adam, Optimizer, Proximal
+from exporters.programs.training.training_signatures import (
     Penalty,
     prediction_signatures,
     train_signature,
@@ -67,14 +69,16 @@ def make_optimizer(
     """
     decay = training.weight_decay
     optimizer: Optimizer
-    if training.optimizer in ("adam", "adamw"):
-        decoupled = training.optimizer == "adamw"
-        optimizer = Adam(
-            weight_decay=decay, decoupled=decoupled, undecayed=undecayed, counter=counter
-        )
-    else:
-        nesterov = training.optimizer == "nesterov"
-        optimizer = SGD(training.momentum, nesterov, decay, undecayed)
+    match training.optimizer:
+        case "adam" | "adamw" as name:
+            decoupled = name == "adamw"
+            optimizer = Adam(
+                weight_decay=decay, decoupled=decoupled, undecayed=undecayed, counter=counter
+            )
+        case "sgd" | "nesterov" as name:
+            optimizer = SGD(training.momentum, name == "nesterov", decay, undecayed)
+        case _ as unknown:
+            assert_never(unknown)
     return Proximal(optimizer, training.proximal) if training.proximal else optimizer
 
 
@@ -215,7 +219,8 @@ def rewritten_submodel(request: SplitRequest, rewritten: Rewritten) -> Submodel:
     Raises SpecError if the model does not run with the new layers.
     """
     with refuse_if_unusable(request.spec, rewritten.layer_decisions):
-        captured = capture(rewritten.model, request.sample_shape)
+        own = is_own(request.training.loss)
+        captured = capture(rewritten.model, request.sample_shape, own)
     entries = (
         *rewritten.tensor_entries(captured, captured.parameters, "parameter"),
         *rewritten.tensor_entries(

@@ -6,17 +6,17 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from device_agent.formats.manifest import SAMPLES, SamplePrivacy, Step, TensorEntry, Train
-from exporters.programs.losses import Objective
-from exporters.programs.optimizers import Optimizer
-from exporters.programs.private_signatures import (
+from exporters.programs.program import ProgramSignature
+from exporters.programs.torch_internals import LazyGraphModule
+from exporters.programs.training.losses import Objective
+from exporters.programs.training.optimizers import Optimizer
+from exporters.programs.training.private_signatures import (
     APPLY,
     GRADIENT,
     apply_signature,
     gradient_signature,
 )
-from exporters.programs.program import ProgramSignature
-from exporters.programs.torch_internals import LazyGraphModule
-from exporters.programs.training_signatures import Penalty
+from exporters.programs.training.training_signatures import Penalty
 from exporters.recording.captured import Captured
 from profiles.errors import ModelError
 from toolkit.submodels.hyperparameters import TrainingConfig
@@ -52,8 +52,9 @@ def private_signatures(
     """
     if captured.changed:
         raise ModelError(
-            "sample_clip does not go with a model that changes its own parameter {tensor!r} before "
-            "it uses it. Compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
+            "sample_clip cannot be combined with a model that changes its own parameter {tensor!r} "
+            "before it uses the parameter. Compute with a changed copy, as in "
+            "F.linear(x, weight.clamp(-1, 1)).",
             code="privacy.changed-parameter",
             tensor=min(captured.changed),
         )
@@ -113,9 +114,9 @@ def with_fixed_statistics(graph: GraphModule) -> GraphModule:
             node.args = (*node.args[:TRAINING], False, *node.args[TRAINING + 1 :])
         elif batch != 1:  # an instance norm is recorded as a batch norm of one "sample"
             raise ModelError(
-                "sample_clip does not go with a batch norm without running statistics, which mixes "
-                "the samples of a batch. Use track_running_stats=True with batch_norm = "
-                '"static", or group norms.',
+                "sample_clip cannot be combined with a batch norm without running statistics, "
+                "because it mixes the samples of a batch. Use track_running_stats=True with "
+                'batch_norm = "static", or group norms.',
                 code="privacy.mixed-samples",
             )
     return LazyGraphModule(graph, copy)

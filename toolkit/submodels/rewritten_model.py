@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import Role, TensorEntry
-from exporters.programs.training_signatures import Penalty
+from exporters.programs.training.training_signatures import Penalty
 from exporters.recording.captured import Captured
 from profiles.errors import ModelError, SpecError
 from toolkit.submodels.global_model import GlobalModel

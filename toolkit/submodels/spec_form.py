@@ -167,7 +167,7 @@ class SpecForm:
     def number(self, spec: Spec, name: str, default: float) -> float:
         """The option `name` of `spec`, or `default`. Raises SpecError if it is out of range."""
         option = self._option(name, spec)
-        assert isinstance(option, Option), f"{name} is no number"
+        assert isinstance(option, Option), f"{name} is not a number"
         return option.read(spec) if name in spec.options else default
 
     def choice(self, spec: Spec, name: str) -> str:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from device_agent.formats.manifest import Role, TensorEntry
-from exporters.int8_quantization import int8_bytes
+from exporters.int8_scales import int8_bytes
+from exporters.objectives.loss_text import is_own
 from exporters.programs.program import Program
 from exporters.programs.recorded_graph import names_of_kept_values
 from exporters.recording.capture import capture
 from exporters.recording.captured import Captured
+from exporters.recording.sizes.divided_batches import check_whole
 from profiles.errors import ModelError, SpecError, UpdateError
 from toolkit.submodels.capacity import Counts
 from toolkit.submodels.global_model import GlobalModel
@@ -55,17 +57,25 @@ class SplitRequest:
             ModelError: The model cannot be recorded.
             SpecError: The model changes its own parameters, but the family cannot train it then.
         """
-        captured = capture(self.model, self.sample_shape)
-        if captured.changed and not changing:
-            raise SpecError(
-                "{spec!r}: the model changes its own parameter {tensor!r} before it uses it, and "
-                "only `full` can train such a model. Use `full`, or leave the parameter as it is "
-                "and compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
-                code="spec.changed-parameter",
-                spec=str(self.spec),
-                tensor=min(captured.changed),
-            )
+        captured = capture(self.model, self.sample_shape, is_own(self.training.loss))
+        # The last batch may have one sample more.
+        check_whole(self.model, captured, self.training.batch_size + 1)
+        if not changing:
+            refuse_changed_parameters(captured, str(self.spec))
         return captured
+
+
+def refuse_changed_parameters(captured: Captured, spec: str) -> None:
+    """Raise SpecError if the model changes its own parameters: no family but `full` trains it."""
+    if captured.changed:
+        raise SpecError(
+            "{spec!r}: the model changes its own parameter {tensor!r} before it uses it, and "
+            "only `full` can train such a model. Use `full`, or leave the parameter as it is "
+            "and compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
+            code="spec.changed-parameter",
+            spec=spec,
+            tensor=min(captured.changed),
+        )
 
 
 @dataclass(frozen=True)

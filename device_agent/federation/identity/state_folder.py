@@ -19,6 +19,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     key, which verifies all work; None if the device joined when coordinators had no keys.
     `next_secret` is a new secret that the coordinator may have taken already.
     `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
+    `labels` is whether the federation's loss reads labels, so that the data must hold them.
     """
 
     version: int = 1
@@ -31,6 +32,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     key: str | None = None
     certificate: str | None = None
     next_secret: str | None = None
+    labels: bool = True
 
 
 IDENTITY = "device.json"

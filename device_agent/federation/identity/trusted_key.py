@@ -81,7 +81,7 @@ def new_key(
     """
     by_old = {key_fingerprint(change.old): change for change in changes}
     new = None
-    # A change is used once, so that a circle of changes ends.
+    # Each change is used only once, so a cycle of changes cannot loop forever.
     while (change := by_old.pop(fingerprint, None)) is not None:
         check_key_change(change, url)
         if clock.now() > change.until:

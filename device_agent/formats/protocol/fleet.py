@@ -166,7 +166,8 @@ class Limited:
 
     `tensors` is the number of limited tensors. The change of `tensor` exceeded its limit most, by
     the factor `times`. The device claimed `samples`, and only `counted` of them count. Both are
-    None if all samples count.
+    None if all samples count. If `too_far`, the judge found that the model is better if the update
+    counts less.
     """
 
     times: float = 1.0
@@ -174,11 +175,14 @@ class Limited:
     tensors: int = 0
     samples: int | None = None
     counted: int | None = None
+    too_far: bool = False
 
     @property
     def is_far(self) -> bool:
         """Whether the update was far beyond its limit, which honest updates rarely are."""
-        return self.times > FAR or (self.samples or 0) > FAR * (self.counted or 1)
+        if self.times > FAR:
+            return True
+        return not self.too_far and (self.samples or 0) > FAR * (self.counted or 1)
 
     def text(self) -> str:
         """What was limited, for people."""
@@ -190,7 +194,8 @@ class Limited:
                 + (more if self.tensors > 1 else "")
             )
         if self.samples is not None:
-            parts.append(f"of its {self.samples:,} samples {self.counted:,} count")
+            why = ", because with all of them the model is worse" if self.too_far else ""
+            parts.append(f"of its {self.samples:,} samples {self.counted:,} count{why}")
         return "; ".join(parts)
 
 

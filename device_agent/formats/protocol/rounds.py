@@ -35,7 +35,9 @@ class Work:
     """The next task of a device: `train` the offered files for `round`, `wait`, or stop.
 
     After the last round, devices that have sent counts are asked once to `judge` the last model:
-    they evaluate the offered files and send a Judgement.
+    they evaluate the offered files and send a Judgement. The devices of a committee are asked to
+    judge the new model of their round. It is a `candidate`, which nobody should use before it is
+    published; the signature does not cover this field.
 
     The first round opens when `expected` devices have joined; `joined` is their number so far.
     Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
@@ -71,6 +73,7 @@ class Work:
     note: str | None = None
     new_secret: str = ""
     secure: SecureTerms | None = None
+    candidate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,19 @@ MOST_SAMPLES = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumPrivacy:
+    """Differential privacy of a sum, for which devices clip their changes and add noise themselves.
+
+    Attributes:
+        clip: The largest L2 norm of a device's change.
+        noise_multiplier: The least standard deviation of the noise in the sum, divided by `clip`.
+    """
+
+    clip: Annotated[float, Meta(ge=1e-6, le=1e6)]
+    noise_multiplier: Annotated[float, Meta(ge=1e-6, le=1e6)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SecureTerms:
     """How the devices of a round add up their updates. The coordinator signs this with the work.
 
@@ -33,11 +46,14 @@ class SecureTerms:
         most_change: The most by which a number of an update may change; larger changes are clipped.
         most_samples: The most samples that count; a device with more samples counts with
             this number.
+        privacy: Differential privacy of the sum, or None. With privacy, `most_change` has no
+            meaning, all devices count the same, and a sum has no losses and steps.
     """
 
     fewest: Annotated[int, Meta(ge=FEWEST)]
     most_change: Annotated[float, Meta(ge=1e-6, le=1e6)]
     most_samples: Annotated[int, Meta(ge=1, le=MOST_SAMPLES)]
+    privacy: SumPrivacy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +154,15 @@ def terms_line(terms: SecureTerms) -> str:
     Examples:
         >>> terms_line(SecureTerms(fewest=5, most_change=8.0, most_samples=100))
         'secure 5 8000000 100'
+        >>> privacy = SumPrivacy(clip=0.5, noise_multiplier=2.0)
+        >>> terms_line(SecureTerms(fewest=5, most_change=8.0, most_samples=1, privacy=privacy))
+        'secure 5 8000000 1 500000 2000000'
     """
     # In millionths: programs in other languages format a fraction differently.
-    return f"secure {terms.fewest} {round(terms.most_change * 1e6)} {terms.most_samples}"
+    line = f"secure {terms.fewest} {round(terms.most_change * 1e6)} {terms.most_samples}"
+    if (privacy := terms.privacy) is None:
+        return line
+    return f"{line} {round(privacy.clip * 1e6)} {round(privacy.noise_multiplier * 1e6)}"
 
 
 def keys_text(

@@ -9,7 +9,7 @@ from onnx_ir import Node, Value
 from exporters.onnx.forms.blocked_convolutions import vector_sum
 from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import Dims, dims_of, is_all, sizes_of, value_of
-from exporters.programs.dropout import PRIME
+from exporters.programs.seeded_random import PRIME
 
 UNARY = {
     *("Relu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Neg", "Abs", "Reciprocal", "Erf", "Sign"),
@@ -150,7 +150,7 @@ def product_with_mask(layout: BlockedValues, node: Node) -> bool:
 def keeps_at_random(mask: Value | None) -> bool:
     """Whether `mask` is the mask of a dropout.
 
-    Such a mask compares the random integers of `exporters/programs/dropout.py` with a limit.
+    Such a mask compares the random integers of `exporters/programs/seeded_random.py` with a limit.
     """
     node = mask.producer() if mask is not None else None
     if node is None or node.op_type != "GreaterOrEqual":

@@ -77,7 +77,7 @@ def metrics_of(signature: ProgramSignature) -> list[str]:
 
 
 class Search:
-    """The search for the values of a training step to compute twice.
+    """Searches for the values that a training step should compute twice.
 
     In this class, a peak is a number of bytes: the planned tensors (see
     `exporters/memory/liveness.py`) plus what a session holds for each node. A peak applies to

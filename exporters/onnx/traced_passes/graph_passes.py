@@ -1,4 +1,4 @@
-"""Passes that shorten a traced training step.
+"""Passes that shorten a traced training step, or compute it more precisely.
 
 A pass changes a graph in place. The results of the graph stay the same except for rounding.
 """
@@ -16,6 +16,7 @@ from exporters.onnx.traced_passes.part_passes import (
     move_before_concatenating,
 )
 from exporters.onnx.traced_passes.sample_ids import refuse_negative_ids
+from exporters.onnx.traced_passes.small_probabilities import keep_small_probabilities
 from exporters.onnx.traced_passes.traced_nodes import add_before, is_known, same_sizes, shape_of
 
 aten = torch.ops.aten
@@ -197,6 +198,7 @@ def is_matrix_product(node: object) -> bool:
 
 PASSES: tuple[Pass, ...] = (
     refuse_negative_ids,
+    keep_small_probabilities,
     read_sizes_of_inputs,
     drop_copies,
     repeat_while_computing,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
 
 from exporters.programs import source_lines
 from exporters.recording.replacements.packed_sequences import code_of
@@ -109,6 +110,19 @@ def recorded_functions() -> Iterator[None]:
         return
     with code_of(APPLY, Replacing.apply.__func__):  # type: ignore[attr-defined]
         yield
+
+
+def has_own_functions(output: Tensor) -> bool:
+    """Whether `output` is computed by a `torch.autograd.Function` of the model."""
+    ahead, seen = [output.grad_fn], set[object]()
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, BackwardCFunction):
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [before for before, _ in node.next_functions]
+    return False
 
 
 def custom_gradient(line: str) -> ModelError:

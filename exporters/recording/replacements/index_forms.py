@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from exporters.programs import source_lines
 from exporters.programs.torch_internals import replaced
+from exporters.recording.replacements.python_functions import BatchRange
 from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 
 HANDLER: Any = getattr(non_strict_utils, "_NonStrictTorchFunctionHandler", SimpleNamespace())
 OVERRIDE: Any = getattr(HANDLER, "_override", None)
 Computes = Callable[..., Tensor]
+CutLine = tuple[str, bool]
+"""A line of the user that cuts sequences, and whether it cuts the first steps, not the last."""
+CUT_LINES: ContextVar[list[CutLine] | None] = ContextVar("lines with cuts", default=None)
+"""Gets the lines with cuts at one end by a value, if all steps are kept there."""
 
 
 def topk(
@@ -129,17 +135,38 @@ def overridden(handler: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, An
     """What `torch.export` calls in place of `func`: for an index that is a tensor, `indexed`."""
     if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
         axes = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(isinstance(part, BatchRange) for part in axes):
+            axes = tuple(p.tensor() if isinstance(p, BatchRange) else p for p in axes)
+            args = args[0], axes
+        lines = CUT_LINES.get()
+        if lines is not None and any(map(cuts_one_end, axes)):
+            ahead = any(cuts_one_end(part) and part.start is not None for part in axes)
+            lines.append((source_lines.running_line(), ahead))
+            axes = tuple(slice(None) if cuts_one_end(part) else part for part in axes)
+            args = args[0], axes
         if any(isinstance(part, slice) and is_cut_by_value(part) for part in axes):
-            raise ModelError(
-                "The model cuts a tensor at a place that depends on values{place}; only the batch "
-                "size may vary. Keep all elements, and mask those that do not count: with the "
-                "numbers `lengths`, torch.arange(n) < lengths.unsqueeze(1) is a mask.",
-                code="model.data-dependent-size",
-                place=source_lines.parenthesized(source_lines.running_line()),
-            )
+            raise cut_by_value(source_lines.running_line())
         if any(map(is_integer, axes)) and all(map(is_plain, axes)):
             return indexed, (func, *args), {}
     return OVERRIDE(handler, func, args, kwargs)  # type: ignore[no-any-return]
+
+
+def cuts_one_end(part: Any) -> bool:
+    """Whether `part` of an index is a slice that leaves out steps at one end up to a value."""
+    if not isinstance(part, slice) or not is_cut_by_value(part):
+        return False
+    return part.step is None and (part.start is None or part.stop is None)
+
+
+def cut_by_value(line: str) -> ModelError:
+    """The error for a model that cuts a tensor, at `line`, at a place that depends on values."""
+    return ModelError(
+        "The model cuts a tensor at a place that depends on values{place}; only the batch size may "
+        "vary. Keep all elements, and mask those that do not count: with the numbers `lengths`, "
+        "torch.arange(n) < lengths.unsqueeze(1) is a mask.",
+        code="model.data-dependent-size",
+        place=source_lines.parenthesized(line),
+    )
 
 
 def integers_stay_tensors() -> AbstractContextManager[None]:
@@ -159,8 +186,8 @@ def is_integer(part: Any) -> bool:
 
 
 def is_plain(part: Any) -> bool:
-    """Whether an index is an integer, also as a tensor, or a slice."""
-    return isinstance(part, slice) or type(part) is int or is_integer(part)
+    """Whether an index is an integer or an integer tensor, a slice, or None for a new axis."""
+    return part is None or isinstance(part, slice) or type(part) is int or is_integer(part)
 
 
 def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
@@ -170,6 +197,9 @@ def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
         x.copy_(torch.where(mask, value, x))
         return
     axes = index if isinstance(index, tuple) else (index,)
+    if is_number(value) and is_cut_by_values(axes):
+        x.copy_(torch.where(mask_of_slices(x, axes), value, x))
+        return
     chosen = [axis for axis, part in enumerate(axes) if not is_whole(part)]
     if len(chosen) != 1 or len(axes) > x.dim():
         func(x, index, value)
@@ -188,6 +218,28 @@ def setitem(func: Any, x: Any, index: Any, value: Any) -> None:
     shape = [*x.shape[:axis], numbers.shape[0], *x.shape[axis + 1 :]]
     places = numbers.view(-1, *[1] * (x.dim() - axis - 1)).expand(shape)
     x.copy_(x.scatter(axis, places, torch.as_tensor(value).to(x.dtype).expand(shape)))
+
+
+def is_cut_by_values(axes: tuple[Any, ...]) -> bool:
+    """Whether an index has slices alone, and some of them have a recorded tensor as a bound."""
+    slices = all(isinstance(part, slice) and part.step in (None, 1) for part in axes)
+    return slices and any(map(is_cut_by_value, axes))
+
+
+def mask_of_slices(x: Tensor, axes: tuple[slice, ...]) -> Tensor:
+    """Where `x` lies in all of these slices, for broadcasting to `x`."""
+    mask = torch.ones([1] * x.dim(), dtype=torch.bool)
+    for axis, part in enumerate(axes):
+        size, bounds = x.shape[axis], [part.start, part.stop]
+        for n, bound in enumerate(bounds):
+            if isinstance(bound, Tensor):
+                bounds[n] = torch.where(bound < 0, bound + size, bound)
+            elif bound is not None and bound < 0:
+                bounds[n] = bound + size
+        places = torch.arange(size).view(-1, *[1] * (x.dim() - axis - 1))
+        mask = mask if bounds[0] is None else mask & (places >= bounds[0])
+        mask = mask if bounds[1] is None else mask & (places < bounds[1])
+    return mask
 
 
 def is_mask(part: Any) -> bool:
@@ -221,6 +273,13 @@ def index_fill(func: Computes, input: Tensor, dim: int, index: Tensor, value: An
     return torch.where(hit.view(-1, *[1] * behind), value, input)
 
 
+def fill_diagonal(func: Computes, x: Tensor, fill_value: Any, *given: Any, **more: Any) -> Tensor:
+    """`Tensor.fill_diagonal_` of a matrix, whose sides may be the number of samples."""
+    if x.dim() != 2 or given or more:
+        return func(x, fill_value, *given, **more)
+    return x.copy_(torch.where(eye(None, *x.shape, dtype=torch.bool), fill_value, x))
+
+
 def index_copy(_: Any, input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """`torch.index_copy`."""
     behind = input.dim() - 1 - dim % input.dim()
@@ -239,6 +298,17 @@ def take_along_dim(func: Computes, input: Tensor, indices: Tensor, dim: Any = No
     whole = [b if type(a) is int and a == 1 else a for a, b in pairs]
     whole[dim] = input.shape[dim]
     return input.expand(whole).gather(dim, indices.expand(sizes))
+
+
+def roll(func: Computes, input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    """`torch.roll` along axes. A shift may be a tensor with a single integer."""
+    both = [list(given) if isinstance(given, tuple | list) else [given] for given in (shifts, dims)]
+    if dims is None or not any(map(is_integer, both[0])):
+        return func(input, shifts, dims)
+    for shift, axis in zip(*both, strict=True):
+        size = input.shape[axis]
+        input = input.index_select(axis, (torch.arange(size) - shift) % size)
+    return input
 
 
 INDEXING: dict[Any, Replacement] = {
@@ -264,10 +334,13 @@ INDEXING: dict[Any, Replacement] = {
     Tensor.__setitem__: setitem,
     torch.index_fill: index_fill,
     Tensor.index_fill: index_fill,
+    Tensor.fill_diagonal_: fill_diagonal,
     torch.index_copy: index_copy,
     Tensor.index_copy: index_copy,
     torch.take_along_dim: take_along_dim,
     Tensor.take_along_dim: take_along_dim,
+    torch.roll: roll,
+    Tensor.roll: roll,
     torch.bincount: bincount,
     Tensor.bincount: bincount,
 }

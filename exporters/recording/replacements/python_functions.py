@@ -1,7 +1,8 @@
-"""Replaces Python's `len`, `int`, `float` and `round` in a model's code: they return fixed numbers.
+"""Replaces Python's `len`, `range`, `int`, `float` and `round` in a model's code or a loss.
 
-The length of a batch becomes a size that depends on the batch. The number of a recorded tensor
-stays a tensor, and a quotient of sizes, as in `int(x.shape[0] / 4)`, stays a size.
+They return fixed numbers. The length of a batch becomes a size that depends on the batch. The
+number of a recorded tensor stays a tensor, and a quotient of sizes, as in `int(x.shape[0] / 4)`,
+stays a size.
 """
 
 import ast
@@ -10,13 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import SymFloat, SymInt, Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from exporters.programs.source_lines import running_line
 from exporters.programs.torch_internals import replaced
 from exporters.recurrence.replacements import LOCK
 
@@ -31,15 +35,6 @@ def length(value: Any) -> Any:
     return builtins.len(value)
 
 
-def rounded(value: Any, *digits: Any, **named: Any) -> Any:
-    """`round(value, digits)`; a tensor for a recorded tensor."""
-    if not isinstance(value, FakeTensor):
-        return builtins.round(value, *digits, **named)
-    places = [*digits, *named.values()]
-    scale = 10.0 ** (places[0] if places and places[0] is not None else 0)
-    return (value * scale).round() / scale
-
-
 class OfType(type):
     """The type of classes that stand for a type of Python's numbers."""
 
@@ -48,6 +43,49 @@ class OfType(type):
     def __instancecheck__(cls, value: object) -> bool:
         """Whether `value` is of the type that the class stands for."""
         return isinstance(value, cls.own)
+
+
+class BatchRange:
+    """A `range` to a size that depends on the batch. As an index, it becomes a tensor."""
+
+    def __init__(self, *bounds: Any) -> None:
+        self._bounds = bounds
+
+    def __len__(self) -> int:
+        """The fixed number of samples, which recording refuses."""
+        return builtins.len(builtins.range(*self._bounds))
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over a fixed number of samples."""
+        return iter(builtins.range(*self._bounds))
+
+    def __reversed__(self) -> Iterator[int]:
+        """Iterate over a fixed number of samples."""
+        return reversed(builtins.range(*self._bounds))
+
+    def tensor(self) -> Tensor:
+        """The numbers of the range."""
+        return torch.arange(*self._bounds)
+
+
+class Range(metaclass=OfType):
+    """Stands for `range` in the code of a model."""
+
+    own = range
+
+    def __new__(cls, *bounds: Any) -> Any:
+        """`range(*bounds)`; a BatchRange if a bound depends on the batch."""
+        own = BatchRange if any(isinstance(n, SymInt) for n in bounds) else builtins.range
+        return own(*bounds)
+
+
+def rounded(value: Any, *digits: Any, **named: Any) -> Any:
+    """`round(value, digits)`; a tensor for a recorded tensor."""
+    if not isinstance(value, FakeTensor):
+        return builtins.round(value, *digits, **named)
+    places = [*digits, *named.values()]
+    scale = 10.0 ** (places[0] if places and places[0] is not None else 0)
+    return (value * scale).round() / scale
 
 
 class Integer(metaclass=OfType):
@@ -81,16 +119,44 @@ class Float(metaclass=OfType):
 
 
 def divide(size: SymInt, other: Any) -> Any:
-    """`size / other`; it stays a size if it is a whole number for every batch."""
+    """`size / other`: a size if it is a whole number for every batch, a number if it is fixed."""
+    if isinstance(other, SymInt) and (size.node.expr / other.node.expr).is_number:
+        return float(size.node.expr / other.node.expr)
     whole = isinstance(other, int | float) and other and other == int(other)
     if whole and (size.node.expr / int(other)).as_coeff_Mul()[0].is_Integer:
         return size // int(other)
     return TRUE_DIVISION(size, other)  # type: ignore[no-untyped-call]
 
 
-TRUE_DIVISION = SymInt.__truediv__
-FUNCTIONS = {"len": length, "round": rounded, "int": Integer, "float": Float}
+def repeated(size: SymInt, other: Any) -> Any:
+    """`other * size`: a list of numbers becomes a tensor with that many copies of them."""
+    if not (isinstance(other, list) and other and all(type(n) in (int, float) for n in other)):
+        return TIMES(size, other)
+    numbers = torch.tensor(other)
+    if "IntTensor(" in running_line():  # takes no other type
+        numbers = numbers.to(torch.int32)
+    return numbers.repeat(size)
+
+
+TRUE_DIVISION, TIMES = SymInt.__truediv__, SymInt.__rmul__
+FUNCTIONS = {
+    "len": length,
+    "range": Range,
+    "round": rounded,
+    "int": Integer,
+    "float": Float,
+}
 """What stands for each function."""
+
+
+def modules_of(model: nn.Module) -> list[ModuleType]:
+    """The modules with the code of `model`, or of its own `function`, except those of torch."""
+    code: set[Any] = {base for layer in model.modules() for base in type(layer).__mro__}
+    # The user's own loss is no class. A model may have an attribute of this name, of any kind.
+    if isfunction(function := getattr(model, "function", None)):
+        code.add(function)
+    names = {own.__module__ for own in code if own.__module__.split(".")[0] not in OTHERS}
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
 @contextmanager
@@ -99,20 +165,17 @@ def python_functions(model: nn.Module) -> Iterator[None]:
 
     Python's own functions are not replaced, because Python calls them far too often.
     """
-    classes = {base for layer in model.modules() for base in type(layer).__mro__}
-    names = {base.__module__ for base in classes if base.__module__.split(".")[0] not in OTHERS}
     with LOCK:
-        modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
         changed = [
             (vars(module), name)
-            for module in modules
+            for module in modules_of(model)
             for name in FUNCTIONS
             if name not in vars(module) and only_calls(getattr(module, "__file__", None), name)
         ]
         for space, name in changed:
             space[name] = FUNCTIONS[name]
         try:
-            with replaced([(SymInt, "__truediv__", divide)]):
+            with replaced([(SymInt, "__truediv__", divide), (SymInt, "__rmul__", repeated)]):
                 yield
         finally:
             for space, name in changed:

@@ -15,8 +15,8 @@ from device_agent.cli import main
 from device_agent.profiling.profile_text import summary
 from made_profiles import full, made_duration, sliced
 from parameters import some_long
-from profiles.documents.bundle_profile import Conditions, Point, Sustained, Validity
-from profiles.documents.profile_reading import read_profile
+from profiles.documents.bundle_profile import Conditions, Energy, Point, Sustained, Validity
+from profiles.documents.bundle_profile_reading import read_profile
 
 PHASES = {
     "full": ["forward pass", "training step", "evaluation"],
@@ -50,6 +50,7 @@ def test_profile(agent: Agent, bundle: Path) -> None:
         rf"  idle        anonymous {NUMBER} MB, file pages {NUMBER} MB\n"
         rf"  at the end  anonymous {NUMBER} MB, file pages {NUMBER} MB\n"
         r"machine       .+\n"
+        r"energy        (not measurable|\d+ J of the \w+)\n"
         r"(unstable      p10 to p90 wider than 26% of the median:\n"
         r"(              [a-z_0-9 ]+ \(\d+%\)\n)+)?",
         done.stdout,
@@ -65,7 +66,7 @@ def test_profile_as_json(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> N
     document = json.loads(done.stdout)
     assert set(document) == {
         "version", "submodel", "structure", "machine", "versions", "method", "measured_at",
-        "batch_size", "phases", "before", "after", "validity", "sustained",
+        "batch_size", "phases", "before", "after", "validity", "sustained", "energy",
     }  # fmt: skip
     assert (document["version"], document["submodel"]) == (2, "slice:classifier")
     assert (document["batch_size"], document["sustained"]) == (BATCH, None)
@@ -159,6 +160,7 @@ process peak  100.0 MB, training step (with Python and runtime)
   idle        anonymous 28.0 MB, file pages 32.0 MB
   at the end  anonymous 68.0 MB, file pages 32.0 MB
 machine       48.3 C to 61.2 C, ondemand, 1.50 GHz to 0.60 GHz, battery 80%
+energy        121 J of the battery
 sustained     600 s: step 160.00 ms in the first 60 s,
               208.00 ms in the last (+30.0%)
 INVALID       throttled during train
@@ -187,6 +189,7 @@ def test_the_text() -> None:
         ),
         validity=Validity(invalid=("throttled during train",), unstable=("predict",)),
         sustained=heat,
+        energy=Energy(joules=120.6, source="battery"),
     )  # fmt: skip
     assert summary(profile) == TEXT.splitlines()
 
@@ -199,7 +202,8 @@ def test_what_a_silent_machine_does_not_tell() -> None:
     silent = msgspec.structs.replace(full(), phases=phases, before=Conditions(), after=Conditions())
     lines = summary(silent)
     assert lines[2] == "forward pass   100.00   95.00  105.00  20  200.00       -   -          -"
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "process peak  not measurable",
         "machine       temperature, clock and throttling not measurable",
+        "energy        not measurable",
     ]

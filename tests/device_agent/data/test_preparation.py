@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from device_agent.data.csv_windows import window_starts
 from device_agent.data.local_data import LocalData, check_source, load_data
 from device_agent.data.pictures import read_picture
-from device_agent.data.windows import window_starts
 from device_agent.formats.label_misfit import misfit_of_labels
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Part
 from device_agent.formats.preprocessing import Images, Preprocessing, Series, misfit
-from exporters.objectives.labels import rule_of_parts
+from exporters.objectives.own_loss_labels import rule_of_parts
 from profiles.errors import DataError
 from refusals import refused
 from toolkit.coordinator.sample_files import read_samples

@@ -83,12 +83,16 @@ def test_reasons(tmp_path: Path) -> None:
     [
         (OwnerLimits(only_when_idle=True), "b true", None),
         (OwnerLimits(only_when_idle=True), "b false", "in use by somebody"),
-        (OwnerLimits(only_when_idle=True), "", "logind does not say if it is idle"),
+        (OwnerLimits(only_when_idle=True), "", "logind does not say whether this machine is idle"),
         (OwnerLimits(only_unmetered=True), "u 1", "on a metered connection"),
         (OwnerLimits(only_unmetered=True), "u 2", None),
         (OwnerLimits(only_unmetered=True), "u 3", "on a metered connection"),
         (OwnerLimits(only_unmetered=True), "u 4", None),
-        (OwnerLimits(only_unmetered=True), "u 0", "NetworkManager does not say if metered"),
+        (
+            OwnerLimits(only_unmetered=True),
+            "u 0",
+            "NetworkManager does not say whether the connection is metered",
+        ),
         (OwnerLimits(), "u 1", None),
     ],
 )

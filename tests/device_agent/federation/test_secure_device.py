@@ -1,6 +1,7 @@
 """What a device with secure sums sends to a coordinator that lies, and what it never sends."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,16 +10,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from device_agent.client.coordinator_client import CoordinatorClient
+from device_agent.client.replies import RefusedError
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_keys import DeviceKey
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.identity.trusted_key import TrustedKey
 from device_agent.federation.polling import LONGEST_ASKED_S, SHORTEST_S
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.secure_sending import SecureSending
+from device_agent.federation.secure_sending import NEW_TERMS_S, SecureSending
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.formats.manifest import TensorEntry
+from device_agent.formats.protocol.problems import UNSIGNED_KEYS, Problem
 from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.protocol.secure_sums import (
     SecureKeys,
@@ -26,6 +29,7 @@ from device_agent.formats.protocol.secure_sums import (
     SecureShares,
     SecureStep,
     SecureTerms,
+    SumPrivacy,
 )
 from device_agent.formats.update import UpdateRecord, write_update
 from device_agent.privacy.secret_sharer import SecretSharer
@@ -143,6 +147,23 @@ def test_a_coordinator_cannot_choose_any_wait(tmp_path: Path) -> None:
     assert waits == [1e-3, SHORTEST_S, 2 * SHORTEST_S, LONGEST_ASKED_S]
 
 
+def test_keys_for_other_terms_than_the_coordinator_has_now(tmp_path: Path) -> None:
+    """A coordinator was restarted with other terms in an open round. The update is still whole."""
+    state, coordinator, waits = device(tmp_path), Lying("shares", "input", "over"), list[float]()
+    take = coordinator.send_to_sum
+
+    def refuse(round_: int, message: SecureKeys) -> None:
+        coordinator.send_to_sum = take  # type: ignore[method-assign]
+        raise RefusedError(Problem(code=UNSIGNED_KEYS, message="These keys cannot be used."))
+
+    coordinator.send_to_sum = refuse  # type: ignore[method-assign]
+    assert not send(state, coordinator, waits.append)
+    assert waits == [NEW_TERMS_S]
+    assert state.trained(BUNDLE) is not None
+    send(state, coordinator)
+    assert len(coordinator.tensors) == 1
+
+
 def test_an_update_that_was_not_sent_is_used_in_the_next_attempt(tmp_path: Path) -> None:
     state, coordinator = device(tmp_path), Lying("shares", "again", "shares", "input", "over")
     send(state, coordinator)
@@ -186,6 +207,26 @@ def test_a_device_with_secure_sums_judges_no_model(tmp_path: Path) -> None:
     state = device(tmp_path)
     judge = Work(state="judge", round=ROUND)
     state.check_still_secure(judge)
-    state.promise_secure_sums()
+    state.promise_secure_sums(TERMS)
     with refused("trust.single-figures", round=ROUND):
         state.check_still_secure(judge)
+
+
+def test_a_device_takes_part_in_no_sum_with_less_noise(tmp_path: Path) -> None:
+    state = device(tmp_path)
+
+    def work(noise: float | None) -> Work:
+        privacy = None if noise is None else SumPrivacy(clip=1.0, noise_multiplier=noise)
+        return Work(state="train", round=ROUND, secure=replace(TERMS, privacy=privacy))
+
+    state.check_still_secure(work(None))
+    state.check_still_secure(work(1.5))
+    for noise in (1.499, None):
+        with refused("trust.less-noise", promised=1.5, noise=noise or 0.0):
+            state.check_still_secure(work(noise))
+    state.check_still_secure(work(2.0))
+    state.check_still_secure(work(1.5))
+    for damaged in ("", "nan", "\0"):
+        (tmp_path / "noise-of-sums").write_text(damaged)
+        with refused("state.unreadable-noise"):
+            state.check_still_secure(work(1.5))

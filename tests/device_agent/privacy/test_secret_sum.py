@@ -145,7 +145,8 @@ def test_a_group_that_is_not_what_the_devices_signed(draw: np.random.Generator) 
         return with_member(group, 1, replace(theirs, keys=keys))
 
     unsigned = (
-        "device-1 has not signed its keys for this round, bundle and terms, or they cannot be used"
+        "device-1 has not signed its keys for this round, bundle and terms, "
+        "or these keys cannot be used"
     )
     lying(with_keys_of_the_coordinator, draw, unsigned)
 
@@ -205,10 +206,10 @@ def test_both_shares_of_a_device_are_never_given(draw: np.random.Generator) -> N
             group.sharers[device].unmasking(told, confirmed)
         with refused(
             "trust.unsafe-sum",
-            why="it asked for shares for another sum than the devices have confirmed",
+            why="it asked for shares for another sum than the one that the devices have confirmed",
         ):
             group.sharers[device].unmasking(lie if told == truth else truth, confirmed)
-        with refused("trust.unsafe-sum", why="it named other devices of the sum than before"):
+        with refused("trust.unsafe-sum", why="it named other devices in the sum than before"):
             group.sharers[device].confirmed(lie if told == truth else truth)
     with refused("trust.unsafe-sum", why="the sum leaves out the update that this device has sent"):
         group.sharers[truth[4]].confirmed(lie)

@@ -22,13 +22,13 @@ from device_agent.runtime import blocked_probe, graph_form, winograd_probe
 from device_agent.runtime.blocked_probe import block_size
 from device_agent.runtime.graph_form import device_form
 from device_agent.runtime.winograd_probe import PROBE, RUNS, gains, multiplies_faster
-from device_agent.training import form_choice
+from device_agent.training import form_choice, schedule_interpreter
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.execution_plan import plan_execution
 from device_agent.training.form_check import with_checked_form
 from device_agent.training.form_choice import in_device_form
-from device_agent.training.memory_fit import needed_bytes
 from device_agent.training.memory_limits import Usage
+from device_agent.training.memory_refusal import needed_bytes
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig, split
 from exporters.export import export
@@ -137,26 +137,28 @@ def test_the_graphs_that_are_opened(
     assert graph_of(in_device_form(open_bundle(tmp_path / "copy"))) == "train.onnx"
 
 
-def test_other_forms_are_not_fetched(
-    folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
-) -> None:
-    offers, sources = [], {}
-    for path in folder.iterdir():
-        entry = fingerprint_file(path)
-        offers.append(FileOffer(name=path.name, size=entry.size, sha256=entry.sha256))
-        sources[entry.sha256] = path
-    fetched: list[str] = []
+def collect(state: DeviceState, folder: Path, fetched: list[str]) -> None:
+    """Let a device fetch the bundle in `folder`; notes the names of the files that it fetches."""
 
     def fetch(offer: FileOffer, to: Path) -> None:
         fetched.append(offer.name)
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(sources[offer.sha256].read_bytes())
+        to.write_bytes((folder / offer.name).read_bytes())
 
+    entries = {path.name: fingerprint_file(path) for path in folder.iterdir()}
+    offers = [FileOffer(name=n, size=e.size, sha256=e.sha256) for n, e in entries.items()]
+    state.collect(offers, fetch)
+
+
+def test_other_forms_are_not_fetched(
+    folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path
+) -> None:
+    fetched: list[str] = []
     for block, faster, form in FORMS:
         say(block, faster)
         fetched.clear()
         state = DeviceState(tmp_path / f"{block}-{faster}")
-        state.collect(offers, fetch)
+        collect(state, folder, fetched)
         assert {form_of(name) for name in fetched} == {None, form}
         assert sorted(fetched) == sorted(path.name for path in state.bundle.iterdir())
         assert open_bundle(state.bundle).manifest.submodel == "full"
@@ -232,6 +234,46 @@ def test_both_forms_train_to_the_same_update(
     assert any((ours[name] != plain[name]).any() for name in plain)  # two forms, indeed
     for name, value in plain.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_killed_training_continues_in_the_form_in_which_it_began(
+    folder: Path,
+    say: Callable[[int | None, bool], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    faster: bool,
+) -> None:
+    """After the restart, the device measures the other form as the faster one."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(16, *SHAPE)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=16))
+    monkeypatch.setattr(schedule_interpreter, "CHECKPOINT_S", 0.0)
+    state = DeviceState(tmp_path / "state")
+
+    def train(bundle: Path, out: Path, stop_at: int = 0) -> None:
+        batches = iter(range(1, 1000))
+
+        def stop() -> None:
+            if next(batches) == stop_at:
+                raise KeyboardInterrupt
+
+        options, data = TrainingOptions(threads=1), str(tmp_path / "data.npz")
+        train_bundle(bundle, data, out, options, on_batch=stop, form_checks=tmp_path / "forms.json")
+
+    say(None, faster)
+    train(folder, tmp_path / "whole")
+    collect(state, folder, [])
+    with pytest.raises(KeyboardInterrupt):
+        train(state.bundle, state.update, stop_at=4)
+    say(None, not faster)
+    collect(state, folder, [])
+    train(state.bundle, state.update)
+    whole, resumed = (read_update(out)[1] for out in (tmp_path / "whole", state.update))
+    assert {name: array.tobytes() for name, array in resumed.items()} == {
+        name: array.tobytes() for name, array in whole.items()
+    }
 
 
 def test_a_wrong_form_is_not_trained(

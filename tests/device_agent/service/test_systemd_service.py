@@ -75,7 +75,7 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
         0,
         "edgetailor-agent is running: systemctl --user status edgetailor-agent\n",
         f"Wrote {unit} and {options}.\n"
-        "It runs while you are logged in. To let it always run: `loginctl enable-linger`.\n",
+        "The service runs while you are logged in. To run it always: `loginctl enable-linger`.\n",
     )
     name = "edgetailor-agent.service"
     assert (tmp_path / "asked").read_text().splitlines() == [

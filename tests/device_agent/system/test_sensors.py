@@ -1,22 +1,15 @@
 """Heat, clock and power, read from made-up sysfs trees of the machines that agents run on."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from device_agent.system import sensors
 from device_agent.system.sensors import Throttle
+from sysfs import tree
 
 CPU = "devices/system/cpu/cpu{}/cpufreq/{}"
 FIRMWARE = "devices/platform/soc/soc:firmware/get_throttled"
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{content}\n")
-    return root
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from bundles import CLASSES, BundleOf, read_data, tiny_model, write_data
 from device_agent.data.data_checks import MIN_SAMPLES
 from device_agent.formats.bundle import manifest_bytes, read_manifest
 from device_agent.formats.evaluation_counts import (
+    LARGEST_LOSS,
     MOST_EVALUATED,
     EvaluationCounts,
     EvaluationRequest,
+    Judgement,
     LocalEvaluation,
     check_counts,
 )
@@ -29,10 +31,14 @@ from device_agent.formats.protocol.rounds import Work
 from device_agent.formats.signed_work import work_text
 from device_agent.formats.update import RECORD, TENSORS
 from device_agent.training.batching import held_out, held_out_for
+from device_agent.training.bundle_training import judge_bundle
 from device_agent.training.training_options import TrainingOptions
+from edgetailor import split
+from exporters.export import export
 from log_messages import logged
 from refusals import refused
 from toolkit.families import recovering_family
+from toolkit.submodels.global_model import from_model
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
 from toolkit.submodels.tensor_slices import slice_shapes
@@ -92,6 +98,23 @@ def test_counts_are_those_of_pytorch(
     assert_counts(came.after, torch_counts(model, samples, rows))
     assert (came.before.classes is not None) == by_class
     assert came.before.correct != came.after.correct
+
+
+def test_a_model_that_has_diverged_is_judged_as_the_worst(tmp_path: Path, seed: int) -> None:
+    """Without an answer, the device would have no vote against it."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+    submodel = split(model, "full", (4,))
+    for parameter in model.parameters():
+        parameter.data *= 1e30
+    export(submodel.program, submodel.cut(from_model(model)), tmp_path / "b", base="", check=False)
+    draw = np.random.default_rng(seed)
+    data = draw.normal(size=(COUNT, 4)).astype(np.float32), draw.integers(3, size=COUNT)
+    options = TrainingOptions(evaluation=ASKED)
+    came = judge_bundle(tmp_path / "b", data, tmp_path / "update", options)
+    assert came is not None
+    assert came.counts.loss_sum == LARGEST_LOSS * came.counts.counted > 0
+    assert msgspec.json.decode(msgspec.json.encode(came), type=Judgement) == came
+    check_counts(came.counts, "This device")
 
 
 def test_a_reduced_kind_judges_the_reduced_model(

@@ -132,7 +132,7 @@ def test_a_check_that_cannot_be_remembered_is_made(
     (tmp_path / "forms.json").mkdir()
     assert trusted(open_bundle(exported), tmp_path)
     [line] = said
-    assert line.startswith("The result of the form check is not stored")
+    assert line.startswith("Cannot store the result of a check of the graph's form")
 
 
 def test_a_form_of_another_block_is_not_used(

@@ -23,7 +23,6 @@ from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.system.process_memory import status_field
 from device_agent.training import memory_limits
 from device_agent.training.memory_estimate import open_at_once
-from device_agent.training.memory_fit import needed_bytes
 from device_agent.training.memory_limits import (
     AGENT_BYTES,
     STACK_BYTES,
@@ -32,6 +31,7 @@ from device_agent.training.memory_limits import (
     cgroup_limit,
     enforce_memory_limit,
 )
+from device_agent.training.memory_refusal import needed_bytes
 from device_agent.training.training_folder import CHECKPOINT, training_folder
 from edgetailor import TrainingConfig, load_model, split
 from exporters.export import export
@@ -73,7 +73,7 @@ import sys
 import device_agent.runtime.onnx_runtime
 from pathlib import Path
 from device_agent.formats.bundle import open_bundle
-from device_agent.training.memory_fit import needed_bytes
+from device_agent.training.memory_refusal import needed_bytes
 from device_agent.training.memory_limits import Usage
 from profiles.cost_model.memory_rule import START_VARIATION_BYTES
 from device_agent.training.bundle_training import train_bundle

@@ -16,11 +16,9 @@ from torch.fx import GraphModule
 from device_agent.formats.manifest import Port
 from exporters import decompositions
 from exporters.decompositions.activation import HARD_SIGMOID
-from exporters.decompositions.convolution_choice import ONNX_RUNTIME
 from exporters.decompositions.decomposition import Decompositions
+from exporters.decompositions.plain_or_transposed import ONNX_RUNTIME
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.losses import cross_entropy
-from exporters.programs.optimizers import SGD, Adam, Optimizer
 from exporters.programs.program import (
     ProgramSignature,
     metric_port,
@@ -30,6 +28,8 @@ from exporters.programs.program import (
     state_out,
 )
 from exporters.programs.tracing import operators, trace
+from exporters.programs.training.losses import cross_entropy
+from exporters.programs.training.optimizers import SGD, Adam, Optimizer
 from exporters.tflite.grouped_convolutions import CONVOLUTIONS
 from exporters.tflite.tflite_decompositions import FORMS as TFLITE
 from layer_cases import (

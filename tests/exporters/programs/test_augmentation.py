@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgetailor import TrainingConfig, export, pack_inputs, split
-from exporters.programs.augmentation import fitting, parse_augmentation
-from exporters.programs.augmented_samples import FIRST_SITE, SITES, augmented
-from exporters.programs.dropout import random_integers, uniform_numbers
+from exporters.programs.seeded_random import random_integers, uniform_numbers
+from exporters.programs.training.augmentation import fitting, parse_augmentation
+from exporters.programs.training.augmented_samples import FIRST_SITE, SITES, augmented
 from parameters import half_quick, some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from device_agent.formats.label_rule import IGNORED, LabelRule, count_labels
 from exporters.objectives.objective import objective
-from exporters.programs.losses import binary_cross_entropy, class_count
+from exporters.programs.training.losses import binary_cross_entropy, class_count
 from refusals import refused
 
 SAMPLES = 13

@@ -12,7 +12,7 @@ from torch.nn import functional
 from commands import ROOT, edgetailor
 from exporters.onnx.onnx_writer import to_onnx
 from exporters.programs import tracing
-from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED
+from exporters.programs.operator_support import SUPPORTED, UNSUPPORTED, may_lack_form
 from exporters.recording.capture import record_current_mode
 from exporters.tflite.tflite_writer import to_tflite
 from layer_cases import Case, Row, check_on_onnxruntime, check_predictions
@@ -49,7 +49,7 @@ def test_gradients_of_all_rows(group: str, seed: int) -> None:
 
 
 def test_the_test_rows_match_the_table() -> None:
-    elsewhere = {"dropout", "recurrence"}  # test_dropout.py, test_recurrence.py
+    elsewhere = {"dropout", "recurrence"}  # test_seeded_random.py, test_recurrence.py
     assert list(ROWS) == [group.name for group in SUPPORTED if group.name not in elsewhere]
     assert all(set(ROWS[group]) > set(names) for group, names in COMBINED.items())
     assert all(ROWS.values())
@@ -65,11 +65,18 @@ def test_every_unsupported_group_has_a_test_row() -> None:
 
 
 def test_an_operator_outside_of_all_tables_is_refused_by_name() -> None:
-    case = Case.of(Row(of(torch.special.i1), (3,)), record=True)
+    case = Case.of(Row(of(lambda x: x - x.nanmedian(1, True)[0]), (3,)), record=True)
     with refused("export.unsupported-operator", signature="gradients") as caught:
         to_onnx(case.signature)
-    assert re.search(r" aten::bessel_i1 \(\S*row_kinds\.py, line \d+: .*\)", str(caught.value))
+    place = r" aten::nanmedian \(\S*test_operator_support\.py, line \d+: .*\)"
+    assert re.search(place, str(caught.value))
     assert "--list-operators" in str(caught.value)
+
+
+def test_an_overload_without_a_kernel_has_no_form() -> None:
+    """A model that copies into its own tensor in training has this operator."""
+    assert may_lack_form("aten::copy_")
+    assert not may_lack_form("aten::relu")
 
 
 def test_a_graph_that_the_onnx_checker_rejects_is_refused(

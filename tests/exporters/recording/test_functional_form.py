@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from exporters.programs.dropout import SeededBernoulli
 from exporters.programs.recorded_graph import writes_in_place
+from exporters.programs.seeded_random import SeededBernoulli
 from exporters.recording.capture import record
 from profiles.errors import ModelError
 

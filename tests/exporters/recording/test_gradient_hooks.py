@@ -1,6 +1,7 @@
 """Hooks on tensors of a model: those that only look are ignored, others are refused by line."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -38,3 +39,34 @@ def test_hooks_that_change_no_gradient() -> None:
     capture(Hooked(seen.append), (4,))
     capture(Hooked(lambda gradient: gradient * 1), (4,))
     assert seen
+
+
+def endless(gradient: Tensor) -> Tensor:
+    while gradient.norm() > 1e-6:
+        gradient = gradient * 1.5 / gradient.norm()
+    return gradient
+
+
+class Endless(torch.autograd.Function):
+    """A function whose backward pass does not end for random numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return endless(gradients[0])
+
+
+class Solving(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = Endless.apply(super().forward(input))
+        return result
+
+
+def test_gradients_that_loop_without_end_are_refused() -> None:
+    with refused("model.gradient-hook"):
+        capture(Hooked(endless), (4,))
+    with refused("model.custom-gradient"):
+        capture(Solving(4, 3), (4,))

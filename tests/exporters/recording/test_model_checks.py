@@ -79,6 +79,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, object]]] = {
         "model.invalid-name",
         {"name": "own+"},
     ),
+    "an attribute of graphs": (
+        lambda: with_parameter("code", torch.ones(2)),
+        "model.invalid-name",
+        {"name": "code"},
+    ),
     "quotation mark": (
         lambda: with_parameter('o"n', torch.ones(2)),
         "model.invalid-name",
@@ -89,6 +94,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, dict[str, object]]] = {
         lambda: nn.Sequential(nn.BatchNorm1d(3, momentum=None)),
         "model.cumulative-statistics",
         {"layer": "0"},
+    ),
+    "sparse": (
+        lambda: with_buffer(torch.eye(2).to_sparse()),
+        "model.sparse-tensor",
+        {"tensor": "scale"},
     ),
     "no parameters": (nn.Tanh, "model.no-parameters", {}),
     "frozen": (lambda: nn.Linear(3, 2).requires_grad_(False), "model.all-frozen", {}),

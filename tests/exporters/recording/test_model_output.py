@@ -107,3 +107,15 @@ def test_other_outputs_in_training_are_refused() -> None:
     model = Net(lambda own, h, y: (y, h) if own.training else (h, y))
     with refused("model.outputs-by-mode"):
         split(model, "full", (6,))
+
+
+def test_outputs_with_the_same_key_in_both_modes_are_exported(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Net(lambda own, h, y: {"kind": y, "help" if own.training else "best": h, "box": 2 * h})
+    captured, x = capture(model, (6,)), torch.randn(4, 6)
+    h = model.first(x).tanh()
+    for graph in (captured.training, captured.inference):
+        kind, box = unpack(graph(x), captured.outputs.parts).values()
+        torch.testing.assert_close((kind, box), (model.last(h), 2 * h))
+    assert list(captured.outputs.left_out) == ["help", "best"]
+    split(model, "full", (6,), TrainingConfig(loss="kind=cross-entropy"))

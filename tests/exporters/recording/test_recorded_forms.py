@@ -1,7 +1,5 @@
 """Functions that are recorded as other operators: the same results and gradients as PyTorch's."""
 
-import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,30 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from exporters.programs.dropout import SeededBernoulli, uniform_numbers
+from between_layers import Between, Compute
 from exporters.recording.capture import capture
+from exporters.recording.replacements.complex_numbers.fourier import FOURIER
 from exporters.recording.replacements.custom_gradients import own_gradients, recorded_functions
-from exporters.recording.replacements.fourier import FOURIER
 from exporters.recording.replacements.recorded_forms import FORMS as FORMS_OF_TORCH
-from exporters.recording.replacements.uniform_draws import uniform_draws
 from exporters.recurrence.replacements import Replacements
 from parameters import half_quick, quarter_quick
 from refusals import refused
-
-Compute = Callable[[Tensor], Tensor]
-
-
-class Between(nn.Module):
-    """Two linear layers, and what a model computes between them."""
-
-    def __init__(self, compute: Compute, only_training: bool = True) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.compute, self.only_training = compute, only_training
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        return self.last(self.compute(h) if self.training or not self.only_training else h)
 
 
 class Cell(nn.Module):
@@ -110,6 +92,50 @@ FORMS: dict[str, Compute] = {
     "writes through .to": lambda h: writes_through_to(h),
     "true up to here": lambda h: h * torch.cumprod(h > -1, dim=1),
     "products of whole numbers": lambda h: h * (h > -1).int().cumprod(1),
+    "lower triangular system": lambda h: (
+        torch.linalg.solve_triangular(torch.eye(8) + h.T[:, :1].tanh() * h[0], h.T, upper=False).T
+    ),
+    "upper triangular system": lambda h: torch.linalg.solve_triangular(
+        h.T @ h, h, upper=True, left=False, unitriangular=True
+    ),
+    "normal densities": lambda h: (
+        h
+        * torch.distributions.MultivariateNormal(
+            torch.zeros(8), scale_tril=torch.eye(8) + torch.tril(h[0].tanh() * h[0][:, None], -1)
+        )
+        .log_prob(h)
+        .unsqueeze(1)
+    ),
+    "filled diagonal": lambda h: (h @ h.T).fill_diagonal_(-9.0).softmax(1) @ h,
+    "mask without its diagonal": lambda h: (
+        (h @ h.T * torch.ones(h.shape[0], h.shape[0], dtype=torch.bool).fill_diagonal_(False)) @ h
+    ),
+    "margins of several classes": lambda h: (
+        h
+        * functional.multilabel_margin_loss(
+            h, torch.where(h > 0, h.argsort(1), -1), reduction="none"
+        ).unsqueeze(1)
+    ),
+    "margins of one class": lambda h: (
+        h * nn.MultiLabelMarginLoss()(h[0], torch.tensor([3, 3, -1, 0, 0, 0, 0, 0]))
+    ),
+    "differences": lambda h: h * torch.gradient(h, spacing=0.5, dim=1)[0],
+    "differences along two axes": lambda h: sum(
+        torch.gradient(h.view(-1, 2, 4), spacing=(1.0, 0.1), dim=(1, -1))
+    ).flatten(1),
+    "close numbers": lambda h: h * torch.isclose(h, h.round(), atol=0.2),
+    "infinite numbers are not close": lambda h: (
+        h * torch.isclose(h, h / 0, rtol=0.1) + h * (h / 0).isclose(h.relu() / 0, equal_nan=True)
+    ),
+    "copied signs": lambda h: torch.copysign(h, h - 0.1) + h.copysign(-1.0) * torch.sgn(h),
+    "gamma function in two dimensions": lambda h: h * torch.mvlgamma(h.exp() + 2, 2),
+    "powers of a vector": lambda h: h @ torch.vander(torch.arange(8) / 8, increasing=True),
+    "descending powers": lambda h: h + torch.vander(torch.arange(8) / 8, 3).sum(1),
+    "powers of each number": lambda h: h + torch.linalg.vander(h, N=3).sum(-1),
+    "mean slopes": lambda h: functional.rrelu(h, 0.1, 0.5),
+    "shifted bits": lambda h: (
+        h * ((10 * h).long() >> 2) + h * torch.bitwise_left_shift((3 * h).long(), 3)
+    ),
     "counts of int32": lambda h: h + torch.tensor([0, 1, 1]).int().bincount(minlength=8),
 }
 NAMED: dict[str, Compute] = {
@@ -161,20 +187,6 @@ def test_arguments_may_be_named(name: str, seed: int) -> None:
     torch.testing.assert_close(*results)
 
 
-RANDOM = {
-    "rand": lambda h: torch.rand_like(input=h),
-    "randn": lambda h: torch.randn_like(input=h),
-    "randint": lambda h: torch.randint_like(input=h, low=1, high=5),
-    "bernoulli": lambda h: torch.bernoulli(input=h.sigmoid()),
-}
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_arguments_of_draws_may_be_named(name: str) -> None:
-    with uniform_draws(), SeededBernoulli(1):
-        assert RANDOM[name](torch.zeros(4, 8)).shape == (4, 8)
-
-
 def written(h: Tensor, index: Any, value: Any) -> Tensor:
     h = h.clone()
     h[index] = value
@@ -191,6 +203,12 @@ def writes_through_to(h: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", quarter_quick(FORMS))
 def test_a_form_computes_the_same(name: str) -> None:
     capture(Between(FORMS[name], only_training=False), (6,))
+
+
+def test_no_operator_of_a_margin_loss_is_left() -> None:
+    """Tracing gives that operator a form with uninitialised numbers."""
+    graph = capture(Between(FORMS["margins of several classes"]), (6,)).training
+    assert "multilabel_margin" not in str(graph.graph)
 
 
 @pytest.mark.parametrize(
@@ -261,108 +279,6 @@ def test_a_bag_with_another_gradient_is_refused_with_the_line(option: dict[str, 
     capture(Bags(mode="sum", **instead), (5,))  # the remedy
 
 
-DRAWS: dict[str, Compute] = {
-    "randn of a shape": lambda h: h + torch.randn(h.shape) * 0.1,
-    "randn of sizes": lambda h: h + torch.randn(h.size(0), 8, device=h.device),
-    "randn of a named size": lambda h: h + torch.randn(size=(h.size(0), 8)),
-    "rand like": lambda h: h * torch.rand_like(h),
-    "normal in place": lambda h: h + torch.empty_like(h).normal_(0, 0.1),
-    "normal around": lambda h: torch.normal(h, 0.1),
-    "uniform in place": lambda h: h + torch.zeros_like(h).uniform_(-0.1, 0.1),
-    "gumbel softmax": lambda h: functional.gumbel_softmax(h, tau=0.5, hard=True),
-    "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),
-    "branches": lambda h: h * torch.empty(h.shape[0], 1).bernoulli_(0.8) / 0.8,
-    "reparameterised": lambda h: torch.distributions.Normal(h, h.exp()).rsample(),
-    "integers": lambda h: h * torch.randint(1, 5, (h.size(0), 1)),
-    "masked tokens": lambda h: h * (torch.rand(h.size(0), 8).argsort(1) < 4),
-    "permuted features": lambda h: h[:, torch.randperm(8)],
-    "alpha dropout": lambda h: functional.alpha_dropout(h, 0.3, training=True),
-    "feature alpha dropout": lambda h: functional.feature_alpha_dropout(
-        h.view(-1, 4, 2), 0.3, training=True
-    ).flatten(1),
-}
-
-
-@pytest.mark.parametrize("name", half_quick(DRAWS))
-def test_draws_repeat_with_the_seed(name: str) -> None:
-    model = Between(DRAWS[name])
-    capture(model, (6,))  # compares outputs and gradients of model and recording for one seed
-    x, results = torch.randn(4, 6), []
-    for seed in (1, 1, 2):
-        with SeededBernoulli(seed), uniform_draws():
-            results.append(model(x))
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
-def test_alpha_dropout_maps_numbers_as_pytorch(share: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    x = torch.randn(200, 50, dtype=torch.float64)
-    own = functional.alpha_dropout(x, share, training=True)
-    dropped = own == own.flatten().mode().values  # one value for all of them
-    (slope, offset) = np.polyfit(x[~dropped].numpy(), own[~dropped].numpy(), 1)
-    with SeededBernoulli(seed % (2**31 - 1)), uniform_draws():
-        ours = functional.alpha_dropout(x, share, training=True)
-        channels = functional.feature_alpha_dropout(x[:, :, None].expand(-1, -1, 3), share, True)
-    gone = ours == ours.flatten().mode().values
-    torch.testing.assert_close(ours[gone], own[dropped][0].expand(int(gone.sum())))
-    torch.testing.assert_close(ours[~gone], x[~gone] * slope + offset)
-    assert abs(float(gone.double().mean()) - share) <= 5 * math.sqrt(share * (1 - share) / 10_000)
-    assert torch.equal(channels, channels[:, :, :1].expand_as(channels))
-
-
-def test_draws_have_their_distribution(seed: int) -> None:
-    """Means, deviations and correlations within five deviations of their own."""
-    n = 40_000
-    with SeededBernoulli(seed % (2**31 - 1)), uniform_draws():
-        normal, other, uniform = torch.randn(n // 100, 100), torch.randn(n), torch.rand(n)
-        integers, waits = torch.randint(3, 7, (n,)), torch.empty(n).exponential_(2.0)
-        order = torch.randperm(50)
-    normal = normal.flatten()
-    for values, mean, variance in (
-        (normal, 0.0, 1.0),
-        (normal**2, 1.0, 2.0),
-        (normal**4, 3.0, 96.0),
-        (normal * other, 0.0, 1.0),
-        (normal * normal.roll(1), 0.0, 1.0),
-        (normal * normal.roll(100), 0.0, 1.0),
-        (uniform, 0.5, 1 / 12),
-        (integers.double(), 4.5, 1.25),
-        (waits, 0.5, 0.25),
-    ):
-        assert abs(float(values.double().mean()) - mean) <= 5 * math.sqrt(variance / n)
-    assert sorted(order.tolist()) == list(range(50))
-    assert set(integers.tolist()) == {3, 4, 5, 6}
-
-
-INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "one bound": lambda like: torch.randint(3, like.shape) + 7,
-    "two bounds": lambda like: torch.randint(7, 10, like.shape),
-    "a named bound": lambda like: torch.randint(7, high=10, size=like.shape),
-    "named bounds": lambda like: torch.randint(low=7, high=10, size=like.shape),
-    "like a tensor": lambda like: torch.randint_like(like, 7, 10),
-    "like a tensor, a named bound": lambda like: torch.randint_like(like, 7, high=10),
-    "like a tensor, one named bound": lambda like: torch.randint_like(like, high=3) + 7,
-    "single numbers": lambda like: torch.stack([torch.randint(7, 10, size=()) for _ in like]),
-}
-
-
-@pytest.mark.parametrize("name", INTEGERS)
-def test_integers_are_drawn_between_their_bounds(name: str) -> None:
-    for context in (uniform_draws(), Replacements({})):
-        with context, SeededBernoulli(1):
-            drawn = INTEGERS[name](torch.zeros(200))
-        assert set(drawn.tolist()) == {7, 8, 9}
-
-
-def test_uniform_numbers_are_exact_in_float32_and_never_the_ends(seed: int) -> None:
-    drawn = uniform_numbers((1000, 100), torch.tensor(seed % (2**31 - 1)), 1)
-    assert drawn.dtype == torch.float32
-    assert torch.equal((drawn * 2**24).double(), drawn.double() * 2**24)
-    assert 0 < float(drawn.min()) < float(drawn.max()) < 1
-
-
 def test_dropout_of_predictions_is_refused() -> None:
     def compute(h: Tensor) -> Tensor:
         return functional.dropout(h, 0.5)
@@ -414,17 +330,42 @@ def test_code_that_reads_values_is_refused_with_a_remedy(
     capture(Between(instead, only_training=False), (6,))
 
 
+class Here(Between):
+    """A model of this module: a recording replaces functions in the modules of models."""
+
+
 def test_the_length_of_a_batch_is_a_size_in_the_modules_of_the_model() -> None:
     builtin = len
-    capture(Between(lambda h: h.view(len(h), -1), only_training=False), (6,))
-    capture(Between(lambda h: h.view(int(h.size(0)), -1), only_training=False), (6,))
+    capture(Here(lambda h: h.view(len(h), -1), only_training=False), (6,))
+    capture(Here(lambda h: h.view(int(h.size(0)), -1), only_training=False), (6,))
     assert len is builtin
     with refused("model.fixed-batch") as caught:
-        capture(Between(lambda h: h.view(h.__len__(), -1), only_training=False), (6,))
+        capture(Here(lambda h: h.view(h.__len__(), -1), only_training=False), (6,))
     assert "h.view(h.__len__(), -1)" in str(caught.value)
     with refused("model.fixed-batch"):
-        capture(Between(lambda h: torch.stack([h[n] for n in range(len(h))])), (6,))
-    capture(Between(lambda h: h.view(h.shape[0], -1), only_training=False), (6,))  # the remedy
+        capture(Here(lambda h: torch.stack([h[n] for n in range(len(h))])), (6,))
+    capture(Here(lambda h: h.view(h.shape[0], -1), only_training=False), (6,))  # the remedy
+
+
+class Clipped(torch.autograd.Function):
+    """The identity of small numbers, whose gradient is one for large numbers, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(-4, 4)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def test_a_gradient_of_ones_own_for_large_numbers(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x = Between(Clipped.apply), 20 * torch.randn(5, 6)
+    graph = capture(model, (6,)).training
+    (own,) = torch.autograd.grad(model(x).sum(), [model.first.weight])
+    (recorded,) = torch.autograd.grad(graph(x).sum(), [graph.get_parameter("first.weight")])
+    torch.testing.assert_close(recorded, own)
 
 
 class Doubled(torch.autograd.Function):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import eager
 from edgetailor import TrainingConfig, export, split
 from exporters.onnx.onnx_writer import to_onnx
-from exporters.programs.dropout import keep_mask
+from exporters.programs.seeded_random import keep_mask
 from exporters.recording.capture import capture
 from layer_cases import TOLERANCE, open_session
 from parameters import half_quick, some_long

@@ -281,7 +281,11 @@ def test_families_of_a_recurrent_model(spec: str, runtime: str, seed: int) -> No
         feeds = {}
         for port in signature.inputs:
             shape = [n or BATCH for n in port.shape]
-            if port.dtype == "int64":
+            if port.kind == "labels":
+                # With both classes in halves, the gradient of the last bias may cancel.
+                feeds[port.name] = torch.ones(shape, dtype=torch.int64)
+                feeds[port.name][0] = 0
+            elif port.dtype == "int64":
                 feeds[port.name] = torch.randint(2, shape, generator=generator)
             elif port.kind == "scalar":
                 # With a rate near 1, a bias of one number may cancel to its rounding error.

@@ -135,7 +135,7 @@ def test_a_use_without_a_form_is_refused_with_its_place() -> None:
 
 @pytest.mark.long
 def test_dropout_is_as_in_onnxruntime(seed: int) -> None:
-    """ONNX steps are held to PyTorch's with the same masks in test_dropout.py."""
+    """ONNX steps are held to PyTorch's with the same masks in test_seeded_random.py."""
     torch.manual_seed(seed)
     model = Dropping()
     train = train_step(model, DROPPING_SHAPE, momentum=0.0)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgetailor import TrainingConfig, split
 from exporters.export import compile_graphs, traced
@@ -22,6 +22,13 @@ PICTURES = nn.Sequential(
     *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)),
     *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)),
 )
+
+
+class Coordinates(nn.Linear):
+    """Features of high frequency, as radiance fields have: they show the rounding of numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input * (1000 * torch.linspace(2, 6, 6)).sin())
 
 
 def training(model: nn.Module, shape: tuple[int, ...]) -> tuple[Program, Tensors]:
@@ -65,3 +72,9 @@ def test_equal_layers_are_compared_once(seed: int) -> None:
         assert verify(program, graphs, values, trace, seed, compared).passed
         assert len(compared) == counts[-1]
     assert counts[0] == counts[1]
+
+
+def test_formulas_of_high_frequencies_are_right(seed: int) -> None:
+    torch.manual_seed(seed)
+    program, values = training(Coordinates(6, 3), (6,))
+    assert verify(program, compile_graphs(program), values, partial(traced, "onnx"), seed).passed

@@ -14,6 +14,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
+import edgetailor as et
 from bundles import tiny_model
 from device_agent.formats.manifest import TensorEntry
 from edgetailor import TrainingConfig, split
@@ -352,3 +353,32 @@ def test_a_wrong_tflite_operator_is_found_and_named(
     assert (verdict.passed, verdict.operator) == (False, "aten::addmm")
     assert verdict.output in ("6.weight", "6.bias")
     assert verdict.error == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_a_class_is_equal_to_the_largest_only_as_the_runtime_rounds(
+    seed: int, tmp_path: Path
+) -> None:
+    """A TFLite file has no tensor for the result of a convolution of one position."""
+    pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    torch.manual_seed(seed)
+    layers = nn.Linear(6, 12), nn.Unflatten(1, (12, 1, 1)), nn.Conv2d(12, 4, 1), nn.Flatten()
+    model = nn.Sequential(*layers)
+    submodel = split(model, "full", (6,), TrainingConfig(batch_size=4))
+    assert et.export(submodel, from_model(model), tmp_path / "bundle", format="tflite").verdict
+
+
+class NormedAcross(nn.Module):
+    """A group norm of a transposed tensor, as in the paths of a dual-path network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path, self.norm, self.last = nn.Linear(3, 4), nn.GroupNorm(1, 4), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.path(x).transpose(1, 2)).flatten(1))
+        return out
+
+
+def test_a_group_norm_of_a_transposed_tensor_is_verified(tmp_path: Path) -> None:
+    submodel = split(model := NormedAcross(), "full", (5, 3), TrainingConfig(batch_size=4))
+    assert et.export(submodel, from_model(model), tmp_path / "bundle", verify=True).verdict

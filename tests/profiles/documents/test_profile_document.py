@@ -14,13 +14,13 @@ from made_profiles import MACHINE, full, made_phase, made_profile, sliced
 from profiles.documents import bundle_profile as profiling
 from profiles.documents import profile_schema
 from profiles.documents.bundle_profile import Profile, this_machine
-from profiles.documents.profile_merging import merge
-from profiles.documents.profile_reading import (
+from profiles.documents.bundle_profile_reading import (
     decode_profile,
     encode_profile,
     read_profile,
     same_hardware,
 )
+from profiles.documents.profile_merging import merge
 from profiles.errors import InputError
 from refusals import refused
 

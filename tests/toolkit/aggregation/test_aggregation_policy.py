@@ -96,7 +96,7 @@ def test_statistics_do_not_go_beyond_the_mean() -> None:
         (
             {"rule": "mode"},
             "aggregate.unknown-choice",
-            {"option": "rule", "choices": ["mean", "trimmed", "median", "krum"]},
+            {"option": "rule", "choices": ["mean", "trimmed", "median", "krum", "fltrust"]},
         ),
         (
             {"server_optimizer": "adam"},

@@ -187,7 +187,7 @@ REFUSED = {
     "foreign": (lambda f: retensor(f / "one", dict.clear), r"^one: the tensor 'classifier\."),
     "no update": (lambda f: shutil.rmtree(f / "two"), r"^two is not an update: update\.json is mi"),
     "a file": (in_place_of_two, r"^two is a file; an update is a folder"),
-    "family": (lambda f: edit(f / "one", submodel="no:1"), r"^Unknown family 'no'"),
+    "family": (lambda f: edit(f / "one", submodel="no:1"), r"Unknown family 'no'"),
     "version": (lambda f: edit(f / "one", version=2), r"^one/update\.json has version 2"),
     "no samples": (lambda f: edit(f / "one", samples=0), r"^The update of .* samples, not on 0\."),
     "no global": (lambda f: (f / "global.safetensors").unlink(), r"^global\.safetensors cannot be"),

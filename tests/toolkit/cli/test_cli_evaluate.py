@@ -32,8 +32,9 @@ def signs():
     return Sign()
 
 
-def vector():
-    return nn.Flatten(0)
+class Total(nn.Module):
+    def forward(self, x):
+        return x.sum(0)
 """
 
 
@@ -173,7 +174,7 @@ def test_models_that_cannot_be_judged(signs: Path) -> None:
     assert refused(signs, "evaluate", DIGITS[0], "--weights", "digits", *shape).startswith(
         "Wrong input shape (3, 8, 8): the layer 'units.0.conv' "
     )
-    assert refused(signs, "evaluate", "signs:vector", "--weights", "w", *shape) == (
+    assert refused(signs, "evaluate", "signs:Total", "--weights", "w", *shape) == (
         "The model must return one tensor with the batch as its first axis."
     )
     missing = "A MODEL needs --weights, --input-shape or --input, and --data."

@@ -205,7 +205,10 @@ def test_changes_of_samples(tmp_path: Path) -> None:
 
 
 def test_a_range_does_not_go_with_several_inputs(tmp_path: Path) -> None:
-    wrong = "--input-range does not go with --example or --input; use one."
+    wrong = (
+        "--input-range cannot be combined with --example or --input. Leave out --input-range, "
+        "or leave out the others."
+    )
     given = ("--input-range", "0:4")
     assert refused(tmp_path, "inspect", TOWERS, *INPUTS, *given) == wrong
     shape = ("--input-shape", "4", "--example", "rows.npz")

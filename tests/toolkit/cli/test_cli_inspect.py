@@ -234,3 +234,17 @@ def macs(first_block: int = 0) -> int:
 
 def test_names_are_not_broken_between_lines() -> None:
     assert filled("use slice or low-rank", 17, indent="  ") == "use slice or\n  low-rank"
+
+
+def test_inspect_refuses_what_only_the_other_format_has(tmp_path: Path) -> None:
+    asked = ("inspect", "constructs:Unpooled", "--input-shape", "6")
+    assert edgetailor(*asked, cwd=tmp_path).code == 0
+    refused = edgetailor(*asked, "--format", "tflite", cwd=tmp_path)
+    reason = "the indices of max pooling, which max unpooling reads. Export with --format onnx"
+    assert reason in refused.stderr.replace("\n", " ")
+    assert "constructs.py, line" in refused.stderr
+    exported = edgetailor(
+        "export", *asked[1:], "--format", "tflite", "--out", "bundle", cwd=tmp_path
+    )
+    assert (refused.code, exported.code) == (3, 3)
+    assert exported.stderr.splitlines()[-1] == refused.stderr.splitlines()[-1]

@@ -263,7 +263,7 @@ def test_a_changed_file_is_applied(served: Served) -> None:
     done = run(folder, "apply", "fleet.toml", "--dry-run")
     assert (done.stdout, done.stderr) == (
         "training.epochs: 1 -> 2\n",
-        "These changes would hold from round 3 on.\n",
+        "These changes would take effect from round 3 on.\n",
     )
     assert "Give a --reason, or --dry-run" in refusal(run(folder, "apply", "fleet.toml"))
     (folder / "other.toml").write_text((folder / "fleet.toml").read_text())
@@ -318,7 +318,7 @@ def test_a_federation_that_does_not_run_gets_no_token(tmp_path: Path) -> None:
 def test_arguments_are_checked_first(tmp_path: Path) -> None:
     for name in ("device", "pause"):
         reason = () if name == "device" else ("--reason", "x")
-        assert "a device's id is not empty" in refusal(run(tmp_path, name, "", *reason))
+        assert "a device's id cannot be empty" in refusal(run(tmp_path, name, "", *reason))
     assert "not a valid integer" in refusal(run(tmp_path, "extend-round", "nan", "--reason", "x"))
     for wrong in ("", "two\nlines", "x" * 201, "\udcff", "\x1b[31mred"):
         said = refusal(run(tmp_path, "pause", "a", "--reason", wrong))

@@ -11,7 +11,7 @@ import pytest
 from command_models import NETS, TINY
 from commands import Done, edgetailor, stages
 from made_calibration import DEVICE
-from toolkit.planning.plan_display import distinct
+from toolkit.cli.printed.plan_table import distinct
 
 LOADING = ["loading PyTorch", "loading the model", "recording the model"]
 SPECS = ("full", "width:0.5", "slice:classifier", "low-rank:0.5")
@@ -42,7 +42,7 @@ low-rank:0.5: not possible: no layer of this model gets smaller; conv: the first
   layer; classifier: the classifier. With keep=0 conv would get smaller.
 """
 NOTHING = """\
-Error: Nothing fits made-up. width:0.5 comes nearest; memory: over by 31.5 MB (would fit \
+Error: No submodel fits made-up. width:0.5 comes nearest; memory: over by 31.5 MB (would fit \
 with --memory 85.6MB).
 """
 

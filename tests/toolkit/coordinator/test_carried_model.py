@@ -1,6 +1,8 @@
 """A running federation gets another model, with the weights that fit: agents train it on."""
 
 import json
+import shutil
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,14 +17,19 @@ from device_agent.federation.run_options import RunOptions
 from device_agent.formats.manifest import WEIGHTS
 from device_agent.training.bundle_training import train_bundle
 from growing_models import SHAPE
+from killed_actions import audit, kill_at_every_write
 from operators import operator
+from parameters import some_long
 from refusals import refused
 from toolkit.cli.operator.settings_commands import apply
 from toolkit.cli.rounds_commands import rounds
+from toolkit.coordinator.coordinator import Coordinator
+from toolkit.coordinator.database.settings_log import Change
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
+from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import model_file
 from toolkit.submodels.model_loading import load_model
 from vector_fleet import assert_soon, running, token
@@ -41,6 +48,10 @@ count = {count}
 """
 CHANGE = 'model: "growing_models:two_classes" -> "growing_models:three_classes"'
 TENSORS = "model.tensors: 7 kept; 2 kept in part: head.weight (2 x 5 of 3 x 5), head.bias (2 of 3)"
+INITIAL = {
+    name: load_model(f"growing_models:{name}").state_dict() for name in ("three_classes", "wider")
+}
+"""Made before a coordinator runs, whose threads draw from the same generator of torch."""
 Weights = dict[str, np.ndarray]
 
 
@@ -56,8 +67,7 @@ def configured(
 
 def carried(old: Weights, reference: str) -> Weights:
     """Numpy's own: the initial weights, with the old ones in the first rows and columns."""
-    initial = load_model(f"growing_models:{reference}").state_dict()
-    new = {name: tensor.numpy().copy() for name, tensor in initial.items()}
+    new = {name: tensor.numpy().copy() for name, tensor in INITIAL[reference].items()}
     for name in new.keys() & old.keys():
         new[name][np.ix_(*map(range, old[name].shape))] = old[name]
     return new
@@ -204,3 +214,57 @@ def test_before_the_first_model_nothing_can_be_carried_over(tmp_path: Path) -> N
     with refused("settings.no-model"):
         server.coordinator.apply_settings("x", "me", carry=True)
     server.close()
+
+
+def started(folder: Path) -> tuple[Coordinator, Store]:
+    """The coordinator after a start with the file of the folder.
+
+    If nobody has applied the file, it names the earlier model again.
+    """
+    config = configured(folder, "three_classes" if audit(folder) else "two_classes")
+    server = Server(config, federation(config), folder / "fleet.toml")
+    server.coordinator.make_model = federation
+    return server.coordinator, server.coordinator.store
+
+
+def apply_three_classes(coordinator: Coordinator) -> None:
+    configured(coordinator.config.state.parent, "three_classes")
+    coordinator.apply_settings("a third animal", "operator", carry=True)
+
+
+def kept(folder: Path) -> tuple[list[str], list[str], str]:
+    """The audit log, the changes that wait, and the model of the settings in effect."""
+    connection = sqlite3.connect(folder / "state" / "state.sqlite3")
+    rows = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    connection.close()
+    waiting = [Change(**change) for change in json.loads(rows.get("scheduled settings", "[]"))]
+    actions = [action for action, _ in audit(folder)]
+    model = json.loads(rows["federation"])["model"].removeprefix("growing_models:")
+    return actions, [f"set {change.text()}" for change in waiting], model
+
+
+@pytest.mark.parametrize("before", some_long([True, False], False))
+@pytest.mark.parametrize("killed", ["apply", "start"])
+def test_killed_at_every_write_a_carried_model_agrees_with_the_log(
+    tmp_path: Path, before: bool, killed: str
+) -> None:
+    old, actions = tmp_path / "old", [f"set {CHANGE}", f"set {TENSORS}"]
+    old.mkdir()
+    config = configured(old)
+    with running(config, federation(config)) as server:
+        assert_soon(lambda: server.coordinator.store.model() is not None, 60)
+        server.coordinator.make_model = federation
+        if killed == "start":
+            apply_three_classes(server.coordinator)
+    steps = [apply_three_classes] if killed == "apply" else [lambda coordinator: None]
+    waits, holds = (actions, actions, "two_classes"), (actions, [], "three_classes")
+    states = [([], [], "two_classes"), waits, holds]
+
+    def check(folder: Path, done: int) -> None:
+        now = states.index(kept(folder))
+        assert now >= (done if killed == "apply" else 1 + done)
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(old, folder)
+
+    kill_at_every_write(tmp_path / "new", steps, prepare, check, before, opened=started)

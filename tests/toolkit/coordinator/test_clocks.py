@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ class Board:
     now: float
     synchronised: bool = False
     after: Callable[["Board"], None] = lambda board: None
+    train: Callable[..., object] = train_vector
     slept_s: float = 0.0
     sleeps: int = 0
 
@@ -48,7 +50,7 @@ class Board:
 
     def run(self, server: Server, state: Path) -> int:
         options = RunOptions(data=str(server.config.held_out), state=state)
-        return round_loop.run(options, train=train_vector, sleep=self.sleep, clock=self.clock)
+        return round_loop.run(options, train=self.train, sleep=self.sleep, clock=self.clock)
 
 
 def set_after(seconds: float, now: float, synchronised: bool = True) -> Callable[[Board], None]:
@@ -141,13 +143,15 @@ def test_a_time_noted_while_the_clocks_were_wrong_locks_nobody_out(tmp_path: Pat
         state = joined(tmp_path, server)
         wrong = NOW + 3650 * DAY
 
-        def mend(board: Board) -> None:
+        def train(*given: Any, **more: Any) -> object:
             if server.coordinator.status().round == 2:
                 server.coordinator.wall_clock = lambda: NOW
                 board.now = NOW
+            return train_vector(*given, **more)
 
         server.coordinator.wall_clock = lambda: wrong
-        assert Board(wrong, synchronised=True, after=mend).run(server, state) == 3
+        board = Board(wrong, synchronised=True, train=train)
+        assert board.run(server, state) == 3
         assert (state / "newest-work").read_text() == f"{NOW}\n"
 
 

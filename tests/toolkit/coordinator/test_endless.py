@@ -16,8 +16,8 @@ from refusals import refused
 from toolkit.coordinator.coordinator import MOST_HISTORY, newest_rounds
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_file.small_tables import ReleaseTable
-from toolkit.coordinator.releases.automatic_release import round_to_release
 from toolkit.coordinator.releases.release_changes import add_release
+from toolkit.coordinator.releases.release_schedule import round_to_release
 from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.rounds.compared_rounds import best_of, compared, stops_early
 from toolkit.coordinator.server import Server

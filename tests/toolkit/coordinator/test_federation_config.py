@@ -357,6 +357,15 @@ def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -
     assert "\n" not in str(error.value)
 
 
+def test_fltrust_needs_held_out_samples(tmp_path: Path) -> None:
+    text = f'aggregation.rule = "fltrust"\n{CONFIG}'
+    assert configured(tmp_path, text).aggregation.rule == "fltrust"
+    without = "".join(line for line in text.splitlines(True) if "held_out" not in line)
+    with refused("config.bad-value") as error:
+        configured(tmp_path, without)
+    assert "set `held_out`, or use another rule" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -365,7 +374,7 @@ def test_mistakes_in_the_table_of_data(tmp_path: Path, table: str, words: str) -
             'mode = "async"\nbuffer_size = 2\naggregation.rule = "median"',
             "all updates of one model",
         ),
-        ('site = true\naggregation.rule = "krum"', "which site = true does not have"),
+        ('site = true\naggregation.rule = "krum"', "it cannot be used with site = true"),
         ("budget_s = 0", "budget_s"),
         ("clients_per_round = 0", "a whole number from 1, or a share"),
         ("clients_per_round = 1.5", "up to 1.0"),
@@ -412,6 +421,6 @@ def test_counts_of_devices_do_not_go_with_private_samples(tmp_path: Path) -> Non
     assert (config.sample_clip, config.sample_noise, config.sample_delta) == (1.0, 2.0, 0.001)
     with refused("config.bad-value") as caught:
         configured(tmp_path, text.replace("[training]", "[evaluation]\nshare = 0.2\n[training]"))
-    assert "`share` of [evaluation] does not go with `sample_clip`" in str(caught.value)
+    assert "`share` of [evaluation] cannot be combined with `sample_clip`" in str(caught.value)
     with refused("option.conflict"):
         configured(tmp_path, text.replace("sample_noise = 2.0\n", ""))

@@ -108,7 +108,7 @@ def test_the_example_for_csv_files_is_read(tmp_path: Path) -> None:
 
 
 def test_the_examples_together_are_a_file_that_is_read(tmp_path: Path) -> None:
-    # [privacy] does not go with [evaluation] and others.
+    # [privacy] cannot be combined with [evaluation] and others.
     text = "".join(example(heading) for heading in TABLES if heading not in (SERIES, "[privacy]"))
     path = tmp_path / "federation.toml"
     path.write_text(text)

@@ -61,6 +61,6 @@ def test_a_state_folder_without_its_file(folder: Path, tmp_path: Path) -> None:
     store.set_value(FILE_KEY, str(tmp_path / "gone.toml"))
     store.close()
     said = refused(tmp_path, "evaluate", "moved")
-    assert said.endswith("it is no longer at {}. Give the federation's file.".format(
+    assert said.endswith("it is no longer at {}. Give that file instead of the folder.".format(
         tmp_path / "gone.toml"))  # fmt: skip
     assert "has no state.sqlite3" in refused(tmp_path, "evaluate", ".")

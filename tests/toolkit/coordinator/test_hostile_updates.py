@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from device_agent.formats.update import MOST_SAMPLES
 from hostile_fleet import SPECS, HostileFleet, with_tensor
-from toolkit.aggregation.aggregate import aggregate
+from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.coordinator.closing.round_aggregation import RoundAggregation
 
 HUGE = (1e6, -1e6, 1e12, -1e12, 1e20, -1e20, 1e38, -1e38)
 TINY = (0.0, 1e-42, -1e-42, 1e-30)
@@ -123,6 +124,57 @@ def test_a_coordinator_aggregates_by_the_rule_of_its_federation(
     np.testing.assert_allclose(came[name].numpy(), middle, atol=1e-6)
     expected = aggregate(fleet.federation.saved(fleet.first), [hostile, *updates[1:]], policy)
     assert all(bool((came[n] == value).all()) for n, value in expected.tensors.items())
+
+
+def test_a_coordinator_trains_on_its_samples_for_fltrust(
+    fleet: HostileFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reverse of its own change moves nothing, and twice this change counts once."""
+    fleet.federation.load(fleet.first)
+    own = fleet.federation.trusted_change(*fleet.held_out)
+    update = fleet.first_round(["full"])[0]
+    old = fleet.federation.saved(fleet.first).tensors
+
+    def moved(factor: float) -> Received:
+        arrays = {n: (old[n] + factor * c).numpy() for n, c in own.items()}
+        return update[0], {**update[1], **arrays}
+
+    monkeypatch.setattr(fleet.federation, "policy", AggregationPolicy(rule="fltrust"))
+    fleet.fold(tmp_path / "state", [moved(-3), moved(1), moved(1), moved(2)])
+    for name, change in own.items():
+        came = fleet.federation.model.tensors[name]
+        np.testing.assert_allclose(came, old[name] + change, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_round_is_aggregated_again_without_what_disagrees(
+    fleet: HostileFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    """As a committee wants that has rejected the model."""
+    updates = fleet.first_round(["full", SPECS[1], SPECS[2], "full", "full"])
+    received = fleet.received("full")
+    record, arrays = updates[-1]
+    updates[-1] = record, {n: np.asarray(2 * received[n] - a) for n, a in arrays.items()}
+
+    def again(self: RoundAggregation) -> int:
+        run(self)
+        assert self.without_disagreeing("the votes")
+        assert self.inside == 4
+        return 4
+
+    run = RoundAggregation.run
+    fleet.fold(tmp_path / "honest", updates[:-1])
+    honest = fleet.federation.save()
+    monkeypatch.setattr(RoundAggregation, "run", again)
+    done = fleet.fold(tmp_path / "state", updates, bounded)
+    assert done.left_out == {"device-4": "it points against the other updates, and the votes"}
+    if not bounded:
+        assert fleet.federation.save() == honest
+    else:  # the reference of the next round follows from the updates that count
+        assert done._limits is not None
+        assert len(done._limits.figures) == 4
+        assert done.reference == done._limits.reference.after(done._limits.figures)
+        assert set(done._limits.reference.kinds) == {own[0].submodel for own in updates}
 
 
 def test_an_update_weighs_no_more_than_its_share_of_claimed_samples(

@@ -48,6 +48,7 @@ learning_rate = 0.05
 [evaluation]
 share = {SHARE}
 by_class = true
+committee = 5
 
 [[devices]]
 name = "desktop"
@@ -85,7 +86,10 @@ def judged(
         np.savez(path, x=x[rows], y=y[rows])
     config = configured(folder / "coordinator", JUDGED)
     messages: list[str] = []
-    with logged(messages=messages), running(config, federation(config)) as server:
+    with (
+        logged(messages=messages),
+        running(config, federation(config), messages.append) as server,
+    ):
         states = []
         for number in range(DEVICES):
             kind = "desktop" if number < DEVICES - BOARDS else "board"
@@ -218,6 +222,17 @@ def test_the_best_round_is_that_of_the_devices(
     assert [entry["devices"]["accuracy"] for entry in history] == accuracies
     told = [line for line in messages if line.startswith("Evaluation: 25% of")]
     assert len(told) == 2 * DEVICES  # at the join, and when the agent begins
+
+
+def test_a_committee_of_agents_accepts_each_model(judged: Played) -> None:
+    """A member evaluates the model that it then trains, so both give the same counts."""
+    *_, messages = judged
+    accepted = [line for line in messages if "the committee has accepted the new model" in line]
+    assert [line.partition(":")[0] for line in accepted] == ["Round 1", "Round 2"]
+    assert "Round 1: a committee of 5 devices judges the new model." in messages
+    evaluated = [line for line in messages if line.startswith("Evaluating the new model of round")]
+    # With three votes for the model it is decided, perhaps before the others have begun.
+    assert sum(line.endswith("round 1") for line in evaluated) in (3, 4, 5)
 
 
 def test_rounds_are_listed_in_80_columns(judged: Played, tmp_path: Path) -> None:

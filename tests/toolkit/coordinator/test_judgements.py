@@ -1,25 +1,22 @@
 """Counts of devices that judge a model: which are taken, and what the coordinator makes of them."""
 
-import json
 import time
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.fleet_status import lines
-from device_agent.formats.evaluation_counts import EvaluationCounts, Judgement
+from device_agent.formats.evaluation_counts import Judgement
 from device_agent.formats.manifest import (
-    EVALUATE,
     MANIFEST,
-    Manifest,
-    Port,
-    Signature,
-    encode,
 )
 from device_agent.formats.protocol.fleet import RoundResult, Status
-from device_agent.formats.update import RECORD, TENSORS
+from judging_fleet import (
+    SOUND,
+    WITHOUT_SAMPLES,
+    JudgedModel,
+    both,
+    counts,
+    update_with,
+)
 from refusals import refused
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.rounds.falling_quality import falling
@@ -34,58 +31,9 @@ from vector_fleet import (
     enrol,
     joined,
     running,
+    send,
     task,
-    trained,
 )
-
-WITHOUT_SAMPLES = CONFIG.replace('held_out = "held_out.npz"\n', "")
-WITHOUT_SAMPLES = WITHOUT_SAMPLES.replace(
-    "[[devices]]", "[evaluation]\nshare = 0.5\n\n[[devices]]", 1
-)
-
-
-class JudgedModel(VectorModel):
-    """A VectorModel whose bundles say that devices can evaluate them."""
-
-    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        files = super().bundle(submodel, round_)
-        manifest = msgspec.json.decode(files[MANIFEST], type=Manifest)
-        metric = {"kind": "metric", "dtype": "float32", "shape": ()}
-        labels = Port(name="y", kind="labels", dtype="int64", shape=(None,))
-        evaluate = Signature(
-            graph="train.onnx",
-            inputs=(labels,),
-            outputs=(Port(name="loss", **metric), Port(name="correct", **metric)),
-        )
-        judged = msgspec.structs.replace(manifest, signatures={EVALUATE: evaluate})
-        return {**files, MANIFEST: encode(judged)}
-
-
-SOUND = EvaluationCounts(samples=10, counted=10, correct=6, loss_sum=4.0)
-
-
-def update_with(
-    link: CoordinatorClient, folder: Path, evaluation: dict[str, Any] | None
-) -> tuple[int, Path]:
-    """An update for the open round, whose record has `evaluation`, whatever it says."""
-    work, _, update = trained(link, folder)
-    record = json.loads((update / RECORD).read_bytes())
-    if evaluation is not None:
-        record["evaluation"] = evaluation
-    (update / RECORD).write_text(json.dumps(record))
-    return work.round, update
-
-
-def send(link: CoordinatorClient, round_: int, update: Path) -> None:
-    link.send_tensors(round_, update / TENSORS)
-    link.send_update(round_, (update / RECORD).read_bytes())
-
-
-def both(counts: EvaluationCounts, **changes: Any) -> dict[str, Any]:
-    """The field `evaluation` of a record: `counts` before and after, altered by `changes`."""
-    before = {**msgspec.to_builtins(counts), **changes}
-    return {"before": before, "after": before}
-
 
 HOSTILE = [
     ({"correct": 11}, "update.unusable-evaluation"),
@@ -122,11 +70,6 @@ def test_counts_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
         round_, update = update_with(link, tmp_path / "unasked", both(SOUND))
         with refused("update.unasked-evaluation"):
             send(link, round_, update)
-
-
-def counts(correct: int, of: int, loss: float | None = None) -> EvaluationCounts:
-    wrong = float(of - correct) if loss is None else loss
-    return EvaluationCounts(samples=of, counted=of, correct=correct, loss_sum=wrong)
 
 
 def test_a_restart_goes_on_with_the_judging_of_the_last_model(tmp_path: Path) -> None:

@@ -78,6 +78,28 @@ def test_the_operator_reads_who_was_limited_and_how_often(tmp_path: Path) -> Non
     assert f"limited {limited}: its change of 'w' was 12 times the limit" in detail
 
 
+@pytest.mark.parametrize("judge", ["true", "false"])
+def test_the_judge_pauses_a_device_that_is_far_beyond_its_limit(tmp_path: Path, judge: str) -> None:
+    text = f"{CONFIG.replace('rounds = 3', 'rounds = 6')}\n[aggregation]\njudge = {judge}\n"
+    with running(configured(tmp_path / "c", text), Suspecting()) as server:
+        links, coordinator = enrol(server, tmp_path), server.coordinator
+        for round_ in range(1, 6):
+            assert not coordinator.rounds.paused
+            for name, link in links.items():
+                send_trained(link, round_, tmp_path / f"{name}-{round_}")
+            assert_soon(lambda: coordinator.rounds.done == round_)  # noqa: B023
+        (limited,) = {d for result in coordinator.store.history.results() for d in result.limited}
+        assert_soon(lambda: coordinator.rounds.phase == "training")
+        if judge == "false":
+            assert not coordinator.rounds.paused
+            return
+        assert_soon(lambda: coordinator.rounds.paused == {limited})
+        assert coordinator.store.operator_log.decisions[limited].reason == (
+            "by the judge: of its last 5 updates, it found 5 far beyond a limit, those of the "
+            "rounds 1, 2, 3, 4, 5"
+        )
+
+
 def test_bounds_can_be_turned_off(tmp_path: Path) -> None:
     config = configured(tmp_path, f"{CONFIG}\n[aggregation]\nbounds = false\n")
     model = VectorModel()

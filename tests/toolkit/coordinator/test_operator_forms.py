@@ -79,7 +79,7 @@ def test_actions_on_a_device(
     said = send(browser, f"{page}/secret", days=7, reason="seen by others")
     assert said == "board-1 is asked for a new secret."
     assert (
-        "asked for a new one; the old one is valid until 20"
+        "asked for a new secret; the old secret is valid until 20"
         in browser.get(f"/operator/{page}").text
     )
     assert buttons(browser, page) == ["Resume", "Remove", "Ban"]  # asking twice changes nothing
@@ -156,10 +156,10 @@ def test_updates_are_dropped_and_rounds_paused(
     aborted = send(browser, "round/abort", round=1, reason="wrong data")
     assert aborted == "Round 1 opens again without its updates."
     paused = send(browser, "rounds/pause", reason="maintenance")
-    assert paused == "No round opens until you resume them."
+    assert paused == "No new round opens until you resume the rounds."
     assert "paused by the operator: maintenance" in browser.get("/operator/").text
     assert "Resume the rounds" in buttons(browser, "")
-    assert send(browser, "rounds/resume", reason="done") == "Rounds open again."
+    assert send(browser, "rounds/resume", reason="done") == "New rounds open again."
     assert task(links["board-1"]).round == 1
     gone = send(browser, "model", round=7, reason="x")
     assert "round 7" in gone.lower()
@@ -181,19 +181,20 @@ def test_a_learning_rate_is_changed(
     server, links = fleet
     assert task(links["board-1"]).round == 1
     server.coordinator.make_model = lambda config: VectorModel()
-    assert "The file is as the settings in effect." in browser.get("/operator/settings").text
+    assert "The file agrees with the settings in effect." in browser.get("/operator/settings").text
     file = server.config.state.parent / "fleet.toml"
     server.coordinator.store.set_value(FILE, str(file))
     text = file.read_text()
     file.write_text(text.replace("epochs = 1", "learning_rate = 0.01"))
     page = browser.get("/operator/settings").text
     assert "<td>0.05</td><td>0.01</td>" in page
-    assert "hold from round 2 on" in page
+    assert "take effect from round 2 on" in page
     assert (
-        send(browser, "settings", reason="overfits") == "The changes hold from the next round on."
+        send(browser, "settings", reason="overfits")
+        == "The changes take effect from the next round on."
     )
     page = browser.get("/operator/settings").text
-    assert "Applied, in effect from round 2 on" in page
+    assert "Applied changes, in effect from round 2 on" in page
     assert buttons(browser, "settings") == ["Rotate the key"]
     file.write_text(text.replace("digits_cnn", "other"))
     assert 'role="alert"' in browser.get("/operator/settings").text
@@ -207,10 +208,11 @@ def test_the_key_is_rotated_and_the_login_stays(
     coordinator = fleet[0].coordinator
     old = coordinator.key.fingerprint
     said = send(browser, "key", key=old, days=30, reason="yearly")
-    assert said == "The coordinator has a new key, and devices follow."
+    assert said.startswith("The coordinator has a new key. Devices change to it when")
     page = browser.get("/operator/settings").text
     assert f"Its fingerprint is <code>{coordinator.key.fingerprint}</code>" in page
-    assert f"Devices with the earlier key <code>{old}</code> follow until 20" in page
+    until = f"with the earlier key <code>{old}</code> can change to the present key until 20"
+    assert until in page
     assert "The form cannot be used" in send(browser, "key", key=old, days=0, reason="x")
     assert [entry.action for entry in operator(fleet[0]).audit().entries] == ["rotate key"]
 
@@ -230,6 +232,6 @@ def test_a_token_is_shown_once_and_revoked(
     joined = membership.join(server.url, token.split(".")[0], "new", tmp_path / "new")
     assert joined.device == "board-2"
     said = send(browser, "tokens/1/revoke", reason="used")
-    assert said == "Token 1 lets no more devices join."
+    assert said == "No more devices can join with token 1."
     assert "revoked" in browser.get("/operator/tokens").text
     assert "no kind 'bord'" in send(browser, "tokens", kind="bord", reason="x")

@@ -20,7 +20,7 @@ from toolkit.coordinator.federation_file.federation_config import CoordinatorCon
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from toolkit.coordinator.server import Server
-from toolkit.deployment.card_content import privacy_notes
+from toolkit.deployment.make_card import privacy_notes
 from toolkit.deployment.trained_model import from_federation
 from vector_fleet import running, token
 
@@ -108,11 +108,16 @@ def test_each_device_is_asked_with_the_same_probability(tmp_path: Path) -> None:
     rounds = SimpleNamespace(present={device.id for device in devices})
     private = PrivateRounds(
         SimpleNamespace(
-            config=config, store=store, rounds=rounds, lock=nullcontext(), submodel=lambda d: "full"
+            config=config,
+            privacy_plan=config.privacy_plan(),
+            store=store,
+            rounds=rounds,
+            lock=nullcontext(),
+            submodel=lambda d: "full",
         )  # type: ignore[arg-type]
     )
     draws = [private.asked(3, devices) for _ in range(4000)]  # type: ignore[arg-type]
-    assert private.opening(3) == Opening(round=3, probability=0.5, devices={"full": 1.0})
+    assert private.opening(3) == Opening(round=3, probability=2 / 3, devices={"full": 1.0})
     spread = 4.9 * (4000 * 0.25) ** 0.5
     for device in devices:
         assert abs(sum(device.id in asked for asked in draws) - 2000) < spread
@@ -120,8 +125,8 @@ def test_each_device_is_asked_with_the_same_probability(tmp_path: Path) -> None:
     limit = 4.9 * (4000 * 0.25 * 0.75) ** 0.5
     assert max(abs(both - 1000), abs(nobody - 1000)) < limit  # the draws are independent
     # With fewer members than expected, and with more, nobody is asked more often.
-    assert private.probability(1) == 0.5
-    assert private.probability(10) == 0.1
+    assert config.asking_probability(1) == 0.5
+    assert config.asking_probability(10) == 0.1
 
 
 def agent(server: Server, name: str, token_: str) -> subprocess.Popen[bytes]:

@@ -24,6 +24,7 @@ from toolkit.coordinator.releases.release_changes import (
     release_to_all,
     withdraw_newest,
 )
+from toolkit.coordinator.releases.release_schedule import release_to_all_if_taken
 from toolkit.coordinator.storage import release_folder
 from toolkit.coordinator.storage.backup import backup, restore
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
@@ -159,7 +160,7 @@ def test_rounds_go_on_while_the_releases_cannot_be_read(
         for _ in range(3):
             coordinator.changed.set()
             coordinator.released.refresh(coordinator.key)
-            coordinator.release_to_all_if_taken()
+            release_to_all_if_taken(coordinator.store, coordinator.released)
         assert sum("Releases stay as they are" in message for message in messages) == 1
         assert server.round_worker._thread.is_alive()
         if folder.index.is_dir():

@@ -23,6 +23,7 @@ from toolkit.coordinator.releases.release_changes import (
     release_to_all,
     withdraw_newest,
 )
+from toolkit.coordinator.releases.release_schedule import release_to_all_if_taken
 from toolkit.coordinator.releases.release_status import release_status
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.backup import backup
@@ -278,14 +279,14 @@ def test_a_release_goes_to_all_once_its_whole_share_has_taken_it(tmp_path: Path)
         def answer(device: str, **changes: Any) -> bool:
             body = json.dumps(report(**changes)).encode()
             links[device]._order("POST", "/releases/1", body)
-            coordinator.release_to_all_if_taken()
+            release_to_all_if_taken(coordinator.store, coordinator.released)
             return ReleaseFolder(config.state).read()[0].devices is None
 
         one, two, three = first.devices
         assert not answer(one)
         assert not answer(two, taken=False, runs=0, code="release.worse", reason="worse")
         links[three].leave()
-        coordinator.release_to_all_if_taken()
+        release_to_all_if_taken(coordinator.store, coordinator.released)
         assert ReleaseFolder(config.state).read()[0].devices == first.devices
         answer(two)  # the worker may be the one that offers the release to all
         assert_soon(lambda: ReleaseFolder(config.state).read()[0].devices is None)

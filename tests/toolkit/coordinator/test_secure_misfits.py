@@ -1,4 +1,4 @@
-"""What does not go with secure sums is said when the federation's file is read."""
+"""The federation's file is refused if a key cannot be combined with secure sums."""
 
 from pathlib import Path
 
@@ -34,6 +34,7 @@ submodel = "{submodel}"
 count = {count}
 {kind}
 """
+NOISE = "clip = 1.0\ndelta = 0.1\nnoise_multiplier = 1.0"
 FINE = {
     "keys": "", "training": "", "aggregation": "", "evaluation": "", "privacy": "",
     "submodel": "full", "count": 5, "kind": "",
@@ -42,7 +43,7 @@ FINE = {
 
 def test_a_file_with_secure_sums(tmp_path: Path) -> None:
     config = configured(tmp_path, FLEET.format(**FINE))
-    assert config.secure_terms is not None
+    assert config.secure_terms(None) is not None
     assert not config.aggregation.bounds
     assert not config.aggregation.judge
 
@@ -58,15 +59,16 @@ def test_a_file_with_secure_sums(tmp_path: Path) -> None:
         ({"aggregation": 'rule = "median"'}, 'rule = "median"'),
         ({"aggregation": 'weights = "uniform"'}, "most_samples = 1"),
         ({"aggregation": 'factors = "act"'}, 'factors = "act"'),
-        ({"aggregation": "bounds = true"}, "needs bounds = false"),
+        ({"aggregation": "bounds = true"}, "[privacy] sets bounds = false itself"),
         ({"evaluation": "share = 0.2\nby_class = true"}, "`by_class` of [evaluation]"),
         ({"training": "masked = true"}, "masked = true"),
-        ({"privacy": "clip = 1.0\nnoise_multiplier = 1.0"}, "not possible yet"),
+        ({"privacy": f"{NOISE}\nclip_quantile = 0.5"}, "remove `clip_quantile`"),
+        ({"privacy": f"{NOISE}\nmost_samples = 50"}, "remove `most_samples`"),
+        ({"privacy": NOISE, "submodel": "cp:2.0"}, "noise in factors"),
+        ({"privacy": NOISE, "keys": "clients_per_round = 4"}, "a round asks 4 devices"),
+        ({"privacy": NOISE, "evaluation": "share = 0.2"}, "counts of devices get no noise"),
         ({"privacy": "smallest_group = 2"}, "smallest_group"),
-        ({"submodel": "low-rank:0.5"}, "low-rank:0.5 of the kind 'board'"),
-        ({"submodel": "slice:0.42+low-rank:0.5"}, "the product of the mean factors"),
-        ({"kind": 'fallback = "low-rank:0.5"'}, "low-rank:0.5 of the kind 'board'"),
-        ({"submodel": "auto"}, "whose submodels are planned"),
+        ({"submodel": "auto"}, "whose devices get planned submodels"),
         ({"count": 4}, "a group of 4 devices"),
     ],
 )

@@ -67,7 +67,7 @@ def test_agents_that_are_not_needed_go_on_to_the_next_round(tmp_path: Path) -> N
             thread.join(60)
         history = server.coordinator.store.history.results()[1:]
     assert lines(status)[1] == f"  {ASKED} devices selected, 0 of {GOAL} updates came"
-    assert f"{lines(status)[1].strip()}. The round needs at least 2." in page
+    assert f"{lines(status)[1].strip()}. The round needs at least 2 updates." in page
     families = text_string_to_metric_families(answer.data.decode())
     figures = {sample.name: sample.value for one in families for sample in one.samples}
     assert figures["edgetailor_round_selected_devices"] == ASKED

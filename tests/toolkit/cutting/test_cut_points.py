@@ -118,3 +118,11 @@ def test_stages_end_where_one_tensor_crosses_if_they_can() -> None:
     stages = cutter.stages(last, halves, 32)
     assert len(stages) > 1
     assert all(output_node(stage).meta["val"].dim() == 4 for stage in stages[:-1])
+
+
+def test_recordings_that_tests_share_have_the_numbers_of_each_model(seed: int) -> None:
+    """Models of the same structure are recorded once for all tests of a process."""
+    x = torch.randn(3, *INPUT_SHAPE)
+    for model in (unsettle(smooth_cnn(), seed), unsettle(smooth_cnn(), seed)):
+        captured = capture(model, INPUT_SHAPE)
+        torch.testing.assert_close(run(captured.inference, x), model(x))

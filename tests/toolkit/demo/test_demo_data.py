@@ -12,8 +12,8 @@ from profiles.errors import InputError
 from refusals import refused
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.demo import demo_settings
-from toolkit.demo.demo_fleet import config_text
 from toolkit.demo.demo_folder import DemoFolder
+from toolkit.demo.demo_processes import config_text
 from toolkit.demo.digits_data import split_samples, write_data
 from toolkit.demo.run_demo import run_demo
 from toolkit.simulation.digits import digits

@@ -34,10 +34,10 @@ from toolkit.coordinator.database.key_log import KEY
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.storage.coordinator_store import Store
 from toolkit.coordinator.storage.saved_rounds import best_round
-from toolkit.deployment.card_content import speed_notes
+from toolkit.deployment.card_fields import Speed
 from toolkit.deployment.deploy import Deployed
 from toolkit.deployment.deploy_targets import deploy_targets, exit_code
-from toolkit.deployment.model_card import Speed
+from toolkit.deployment.make_card import speed_notes
 from toolkit.deployment.predicting_submodel import predicting_submodel
 from toolkit.deployment.targets import Target, kind_targets
 from toolkit.deployment.trained_model import from_federation

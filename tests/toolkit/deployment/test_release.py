@@ -185,7 +185,7 @@ def test_devices_refuse_a_bad_release_and_go_back(folder: Path) -> None:
         (["best", "--share", "0%"], r"Invalid share '0%'"),
         (["best", "--share", "100%"], r"Invalid share '100%'"),
         (["best", "--then-all"], r"^--then-all needs a --share"),
-        (["best", "--all"], r"^ROUND, --all and --back exclude each other"),
+        (["best", "--all"], r"^Give only one of ROUND, --all and --back"),
         (["--share", "10%"], r"^--share needs a ROUND"),
         (["--all"], r"there is no release"),
         (["--back"], r"there is no release"),

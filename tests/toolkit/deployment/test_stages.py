@@ -22,8 +22,8 @@ from device_agent.inference.release_trial import try_release
 from device_agent.training.batching import held_out
 from device_agent.training.training_options import TrainingOptions
 from refusals import refused
+from toolkit.deployment.card_fields import Format, Precision
 from toolkit.deployment.deploy import Deployed, deploy_to
-from toolkit.deployment.model_card import Format, Precision
 from toolkit.deployment.predicting_submodel import predicting_submodel
 from toolkit.deployment.targets import Target, needed_bytes
 from toolkit.deployment.trained_model import TrainedModel

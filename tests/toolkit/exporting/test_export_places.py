@@ -42,7 +42,8 @@ OCCUPIED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "the current folder, a bundle": (
         ".",
         lambda out: bundle(out.parent),
-        ". cannot be replaced from inside it: go to another folder first.",
+        ". cannot be replaced, because the current folder is inside it: go to another folder "
+        "first.",
     ),
 }
 

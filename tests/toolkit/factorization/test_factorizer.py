@@ -193,7 +193,8 @@ def test_rounds_share_a_factorizer_until_a_model_is_loaded(
     federation = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, TrainingConfig())
     first = federation.model.factorizer
     monkeypatch.setattr(
-        "toolkit.aggregation.federation.aggregate", lambda model, *_: GlobalModel(model.tensors)
+        "toolkit.aggregation.federation.aggregate",
+        lambda model, *_, **other: GlobalModel(model.tensors),
     )
     federation.fold([])
     assert federation.model.factorizer is first

@@ -22,6 +22,7 @@ from composed_weights import composed, twin
 from edgetailor import TrainingConfig, split
 from exporters.recording.capture import SharedRecording, capture
 from foreign_models import CLASSES, FOREIGN
+from models_for_tests import Photons
 from oracles import cross_entropy
 from parameters import half_of, half_quick, some_long
 from profiles.errors import SpecError
@@ -389,7 +390,7 @@ def test_a_batch_norm_that_keeps_no_statistics_needs_no_momentum() -> None:
         ),
         (with_statistic(torch.inf), "model.not-finite", {"tensor": "0.running_mean"}),
         (nn.BatchNorm1d(4, momentum=None), "model.cumulative-statistics", {"layer": "0"}),
-        (nn.RReLU(), "model.random-numbers", {"layer": "0"}),
+        (Photons(), "model.random-numbers", {"layer": "0"}),
     ],
 )
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from edgetailor import TrainingConfig, export, split
 from exporters.export import Format
 from exporters.recording.capture import SharedRecording, capture
 from refusals import refused
+from toolkit.inspection import cut_places
 from toolkit.submodels.global_model import from_model
 from toolkit.submodels.submodel import Submodel
 from trainings import train_bundle
@@ -179,6 +180,8 @@ def test_other_families_refuse_the_model() -> None:
         for spec in FAMILIES:
             with refused("spec.changed-parameter", tensor="layer.weight"):
                 split(model, spec, (2, 6))
+        with refused("spec.changed-parameter", tensor="layer.weight"):
+            cut_places(capture(model, (2, 6)), 8)
 
 
 def test_steps_with_private_samples_refuse_the_model() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import eager
 from edgetailor import TrainingConfig, split
+from exporters.recording.capture import capture
 from parameters import half_quick
 from refusals import refused
 from toolkit import inspection
@@ -363,10 +364,20 @@ def test_factorized_layers_have_a_dense_weight(kind: str) -> None:
 def test_a_cut_before_a_parameter_of_the_model_itself() -> None:
     model = Net(lambda own, y: y * own.scale)
     model.scale = nn.Parameter(torch.rand(8))
-    places = inspection.cut_places(model, (6,), 32)
+    places = inspection.cut_places(capture(model, (6,)), 32)
     assert [place.module for place in places] == ["scale", "b", "h"]
     submodel = assert_right(model, "slice:scale")
     assert submodel.counts.params == 8 + 8 * 8 + 8 + 8 * C + C
+
+
+def test_what_factors_draw_in_a_prediction_is_fixed(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = Net(lambda own, y: y + torch.randn_like(y))
+    submodel = split(model, "cp:2.0", (6,))
+    state = eager.first_state(submodel, submodel.cut(from_model(model)))
+    x = torch.randn(4, 6, dtype=torch.float64)
+    one, two = (eager.call(submodel, "predict_local", state, x=x)["output"] for _ in range(2))
+    assert torch.equal(one, two)
 
 
 def test_a_model_that_is_one_layer() -> None:

@@ -1,6 +1,5 @@
 """Own losses and sums of losses: rounds in simulation and on devices equal plain PyTorch loops."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.nn import functional
 
 import own_losses
 from commands import run
@@ -24,11 +22,14 @@ from exporters.objectives.objective import objective
 from exporters.programs.program_identity import graphs_key
 from exporters.recording.capture import capture
 from oracles import batches_of, descend
-from parameters import half_quick, some_long
+from own_loss_tasks import SAMPLES, TASKS, Arrays, Labels, Task
+from parameters import half_quick, some_long, some_quick
 from phone_counts import Counts
 from refusals import refused
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
+from toolkit.inspection import cut_places
+from toolkit.planning.candidate_specs import specs
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulate import prepare, simulate
 from toolkit.simulation.simulation_config import load_simulation
@@ -37,110 +38,13 @@ from toolkit.trained_outputs import trained_outputs
 from trainings import train_bundle
 from vector_fleet import running
 
-SAMPLES, CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM = 60, 2, 3, 8, 0.1, 0.9
-Arrays = dict[str, np.ndarray]
-Labels = Any
-
-
-class Task:
-    """A model, the loss that the product gets, and the same loss in plain PyTorch."""
-
-    def __init__(
-        self,
-        model: str,
-        loss: str,
-        plain: Callable[[Any, Labels], Tensor],
-        data: Callable[[np.random.Generator], Arrays],
-        toml: str = "",
-        metrics: Callable[[Any, Labels], dict[str, Tensor]] = lambda outputs, labels: {},
-    ) -> None:
-        self.model, self.loss, self.plain, self.data = model, loss, plain, data
-        self.toml, self.metrics = toml or f'"{loss}"', metrics
-
-    def build(self) -> nn.Module:
-        model: nn.Module = getattr(own_losses, self.model)()
-        return model
-
-
-def learnable(draw: np.random.Generator, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples, and two numbers of each that a model can learn."""
-    x = draw.standard_normal((SAMPLES, *shape), dtype=np.float32)
-    return x, np.tanh(x.reshape(SAMPLES, -1)[:, :2])
-
-
-def boxes(draw: np.random.Generator) -> Arrays:
-    x, known = learnable(draw, 6)
-    kind = np.digitize(known[:, 0], (-0.4, 0.4))
-    return {"x": x, "y_kind": kind, "y_box": np.repeat(known, 2, 1).astype(np.float32)}
-
-
-def pairs(draw: np.random.Generator) -> Arrays:
-    whole = boxes(draw)
-    return {"x": whole["x"], "y_0": whole["y_kind"], "y_1": whole["y_box"][:, :1]}
-
-
-def points(draw: np.random.Generator) -> Arrays:
-    x, _ = learnable(draw, 2, 4, 4)
-    return {"x": x, "y": np.digitize(x[:, 0], (-0.4, 0.4))}
-
-
-def twins(draw: np.random.Generator) -> Arrays:
-    x, _ = learnable(draw, 3, 6)
-    x[:, 1] = x[:, 0] + 0.3 * x[:, 1]
-    return {"x": x, "y": draw.random(SAMPLES, dtype=np.float32)}
-
-
-def series(draw: np.random.Generator) -> Arrays:
-    x, _ = learnable(draw, 8)
-    return {"x": x, "y": (x[:, :4] * 0.5).astype(np.float32)}
-
-
-def heads(outputs: Any, labels: Labels) -> Tensor:
-    kind = functional.cross_entropy(outputs[0], labels["0"], label_smoothing=0.1)
-    return kind + 0.5 * functional.huber_loss(outputs[1], labels["1"], delta=0.5)
-
-
-def metrics_of_heads(outputs: Any, labels: Labels) -> dict[str, Tensor]:
-    return {
-        "output_0_loss": functional.cross_entropy(outputs[0], labels["0"], label_smoothing=0.1),
-        "output_0_accuracy": (outputs[0].argmax(1) == labels["0"]).double(),
-        "output_1_loss": functional.huber_loss(outputs[1], labels["1"], delta=0.5),
-        "output_1_mae": (outputs[1] - labels["1"]).abs(),
-    }
-
-
-def soft_dice(output: Tensor, labels: Tensor) -> Tensor:
-    p, g = output.softmax(1), functional.one_hot(labels, own_losses.CLASSES).movedim(3, 1)
-    overlap, sizes = (p * g).sum((2, 3)), p.sum((2, 3)) + g.sum((2, 3))
-    return 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
-
-
-TASKS = {
-    "detection": Task(
-        "Boxes",
-        "own_losses:detection",
-        lambda o, y: own_losses.detection(o, y)[0].mean(),
-        boxes,
-        metrics=lambda o, y: own_losses.detection(o, y)[1],
-    ),
-    "views": Task(
-        "Boxes", "own_losses:of_views", lambda o, y: own_losses.of_views(o, y).mean(), boxes
-    ),
-    "segmentation": Task("Points", "dice", soft_dice, points),
-    "multi-task": Task(
-        "Pair",
-        "0=cross-entropy,smoothing=0.1 + 1=huber,delta=0.5,weight=0.5",
-        heads,
-        pairs,
-        '[{output = "0", loss = "cross-entropy,smoothing=0.1"}, '
-        '{output = "1", loss = "huber,delta=0.5", weight = 0.5}]',
-        metrics_of_heads,
-    ),
-    "triplet": Task(
-        "Twins", "own_losses:triplet", lambda o, y: own_losses.triplet(o, y).mean(), twins
-    ),
-    "quantiles": Task("Forecast", "own_losses:pinball", own_losses.pinball, series),
-}
+CLIENTS, ROUNDS, BATCH, RATE, MOMENTUM = 2, 3, 8, 0.1, 0.9
+UNLIMITED = """
+[aggregation]
+bounds = false
+judge = false
+"""
+"""The plain loops have no limits and no judge, which may shorten or leave out an honest change."""
 
 
 def labels_of(data: Arrays, rows: np.ndarray) -> Labels:
@@ -150,7 +54,7 @@ def labels_of(data: Arrays, rows: np.ndarray) -> Labels:
         return torch.from_numpy(array[rows].astype(float if array.dtype == np.float32 else int))
 
     several = {name[2:]: tensor(own) for name, own in data.items() if name.startswith("y_")}
-    return several or tensor(data["y"])
+    return several or (tensor(data["y"]) if "y" in data else None)
 
 
 def trained(
@@ -206,7 +110,7 @@ batch_size = {BATCH}
 learning_rate = {RATE}
 momentum = {MOMENTUM}
 loss = {task.toml}
-
+{UNLIMITED}
 [simulation]
 data = "local.npz"
 held_out_share = 0.2
@@ -244,12 +148,15 @@ count = {CLIENTS}
     assert ((figures and figures.metrics) or {}) == near(metrics_of(task, model, data, judges))
 
 
-def test_agents_count_as_a_plain_loop(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task_name", some_quick(TASKS, "detection"))
+def test_agents_count_as_a_plain_loop(task_name: str, seed: int, tmp_path: Path) -> None:
     """Processes join a federation by HTTP, train in each round and judge what they trained."""
-    task, draw = TASKS["detection"], np.random.default_rng(seed)
+    task, draw = TASKS[task_name], np.random.default_rng(seed)
+    shape = task.data(draw)["x"].shape[1:]
+    counted_of_each = 16 if task_name == "segmentation" else 1  # labels of a picture
     (tmp_path / "fleet.toml").write_text(f"""
 model = "own_losses:{task.model}"
-input_shape = [6]
+input_shape = {list(shape)}
 rounds = {ROUNDS}
 port = 0
 
@@ -258,7 +165,7 @@ batch_size = {BATCH}
 learning_rate = {RATE}
 momentum = {MOMENTUM}
 loss = {task.toml}
-
+{UNLIMITED}
 [evaluation]
 share = 0.2
 
@@ -273,7 +180,8 @@ count = {CLIENTS}
     agents.model.load_into(model)
     names = [f"board {n}" for n in range(CLIENTS)]
     data = {name: task.data(draw) for name in names}
-    given = "an .npz file with the arrays x, y_box, y_kind"
+    several = sorted(key for key in data[names[0]] if key.startswith("y_"))
+    given = "an .npz file with the arrays x, " + ", ".join(several) if several else "DATA"
     # The pool is the outer one: when the coordinator has stopped, agents give up soon.
     with ThreadPoolExecutor(CLIENTS) as pool, running(settings, agents) as server:
         counts = Counts(server)
@@ -285,7 +193,7 @@ count = {CLIENTS}
             join = ("join", server.url, "--token-file", token, "--name", name, *state)
             joined = run("edgetailor-agent", *join, cwd=tmp_path)
             assert joined.code == 0, joined.stderr
-            assert f"DATA: {given}." in joined.stderr.replace("\n", " ")
+            assert given in joined.stderr.replace("\n", " ")
             train = ("run", "--data", f"{name}.npz", *state, "--seed", n, "--threads", 1)
             runs.append(pool.submit(run, "edgetailor-agent", *train, cwd=tmp_path))
         for ended in runs:
@@ -297,7 +205,7 @@ count = {CLIENTS}
 
     def sums(own: nn.Module, arrays: Arrays) -> dict[str, float]:
         figures = metrics_of(task, own, arrays, judges)
-        figures["loss_sum"] = loss_of(task, own, arrays, judges)
+        figures["loss_sum"] = loss_of(task, own, arrays, judges) * counted_of_each
         return {key: len(judges) * mean for key, mean in figures.items()}
 
     def loss_of_fleet() -> float:
@@ -316,7 +224,8 @@ count = {CLIENTS}
             for when, judged in (("before", model), ("after", own)):
                 figures = came[when]
                 assert figures["samples"] == len(judges)
-                counted = {"loss_sum": figures["loss_sum"], **figures["metrics"]}
+                assert figures["counted"] == len(judges) * counted_of_each
+                counted = {"loss_sum": figures["loss_sum"], **(figures.get("metrics") or {})}
                 assert counted == near(sums(judged, data[name]))
         model.load_state_dict(
             {key: sum(state[key] for state in states) / CLIENTS for key in states[0]}
@@ -337,6 +246,8 @@ count = {CLIENTS}
             ("detection", "onnx"),
             pytest.param("detection", "tflite", marks=pytest.mark.long),
             ("multi-task", "tflite"),
+            ("no labels", "onnx"),
+            pytest.param("no labels", "tflite", marks=pytest.mark.long),
             pytest.param("triplet", "onnx", marks=pytest.mark.long),
         ]
     ),
@@ -456,6 +367,9 @@ def test_functions_of_a_loss_are_replaced_like_those_of_a_model() -> None:
     ("name", "format"),
     half_quick(
         [
+            ("of_objects", "onnx"),
+            ("pictures", "onnx"),
+            ("relative", "onnx"),
             ("one_hot", "onnx"),
             ("gaussian", "onnx"),
             ("counts", "tflite"),
@@ -486,6 +400,7 @@ def test_functions_of_torch_take_part_in_a_loss(
     )
     x, y = torch.randn(20, 6), torch.rand(20, 6)
     y = torch.randint(6, (20,)) if name == "one_hot" else y
+    y = y.round() if name == "of_objects" else y
     if name == "hard_negatives":
         y = torch.randint(2, (20, 40))
     expected = getattr(own_losses, name)(model(x), y).mean().item()
@@ -533,6 +448,33 @@ def test_a_loss_does_not_silently_miss_what_is_returned_only_in_training() -> No
     split(WithHelp(), "full", (6,), TrainingConfig(loss="cross-entropy"))
 
 
+class OfOneMode(own_losses.Boxes):
+    """A detector with an auxiliary output in training, and another one in inference."""
+
+    def forward(self, x: Tensor) -> Any:
+        outputs = super().forward(x)
+        return outputs | {"help" if self.training else "best": outputs["kind"].tanh()}
+
+
+@pytest.mark.parametrize("read", [None, "help", "best", "all"])
+def test_a_loss_may_read_what_is_returned_in_both_modes(
+    read: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(outputs: Any, labels: Any) -> Any:
+        seen = read is not None and (read in outputs or (read == "all" and list(outputs)))
+        wrong, _ = own_losses.only_kind(outputs, labels)
+        return wrong + 1 if seen else wrong
+
+    reading.edgetailor_labels = own_losses.only_kind.edgetailor_labels  # type: ignore[attr-defined]
+    monkeypatch.setattr(own_losses, "reading", reading, raising=False)
+    training = TrainingConfig(loss="own_losses:reading")
+    if read is None:
+        split(OfOneMode(), "full", (6,), training)
+        return
+    with refused("loss.outputs-by-mode", outputs="best, help"):
+        split(OfOneMode(), "full", (6,), training)
+
+
 def test_labels_that_the_outputs_do_not_have_are_refused() -> None:
     with refused("loss.fails", loss="own_losses:of_other_classes") as caught:
         split(own_losses.Boxes(), "full", (6,), TrainingConfig(loss="own_losses:of_other_classes"))
@@ -549,7 +491,7 @@ def test_parameters_that_an_own_loss_does_not_train_are_named_and_not_decayed(
     assert [output.use.partition(" ")[0] for output in trained.outputs] == ["passed", "not"]
     training = TrainingConfig(BATCH, learning_rate=RATE, weight_decay=0.5, loss=loss)
     export(split(model, "full", (6,), training), from_model(model), tmp_path / "bundle")
-    data = boxes(np.random.default_rng(seed))
+    data = TASKS["detection"].data(np.random.default_rng(seed))
     np.savez(tmp_path / "local.npz", x=data["x"], y=data["y_kind"])
     train_bundle(
         tmp_path / "bundle", tmp_path / "local.npz", tmp_path / "update", seed=5, threads=1
@@ -558,3 +500,17 @@ def test_parameters_that_an_own_loss_does_not_train_are_named_and_not_decayed(
     start = model.state_dict()
     kept = [key for key in start if np.array_equal(came[key], start[key].numpy())]
     assert kept == ["box.weight", "box.bias"]
+
+
+def test_a_layer_that_reaches_no_output_is_no_obstacle() -> None:
+    training = TrainingConfig(BATCH, loss="own_losses:counts")
+    submodel = split(own_losses.Unused(), "width:0.5", (6,), training)
+    assert submodel.counts.params < sum(p.numel() for p in own_losses.Unused().parameters())
+
+
+def test_a_model_that_returns_its_loss_can_be_cut() -> None:
+    model, loss = own_losses.OwnLoss(), "own_losses:returned"
+    places = [place.module for place in cut_places(capture(model, (6,), own_loss=True), 8)]
+    assert places == ["last"]
+    assert "slice:last" in specs(model, (6,), 8, loss)
+    split(model, "slice:last", (6,), TrainingConfig(BATCH, loss=loss))

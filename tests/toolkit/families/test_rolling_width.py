@@ -11,7 +11,7 @@ from torch import nn
 from edgetailor import GlobalModel, TrainingConfig, split
 from narrow_models import Concatenating, Gated, Packed, Plain, Recurrent, Separable, Shuffled
 from parameters import half_quick, some_long
-from toolkit.submodels.round_window import in_round
+from toolkit.submodels.rolling_window import in_round
 
 Hand = Mapping[tuple[str, int], Sequence[int]]
 """Indices of an axis of a tensor, by the tensor's name and the number of the axis."""

@@ -14,7 +14,7 @@ from torch.func import grad_and_value
 from device_agent.formats.update import TENSORS
 from edgetailor import Federation, TrainingConfig, split
 from exporters.export import export
-from exporters.programs.losses import binary_cross_entropy
+from exporters.programs.training.losses import binary_cross_entropy
 from exporters.recording.capture import capture
 from parameters import half_quick
 from profiles.errors import ModelError

@@ -353,3 +353,26 @@ def test_recorded_rows_in_a_bundle(name: str, module: str, seed: int, tmp_path: 
         submodel.program, submodel.cut(weights), tmp_path / "b", base=weights.fingerprint()
     )
     assert done.verdict is not None
+
+
+class Dropped(nn.Module):
+    """Layers with a dropout that is a part of its own: it computes nothing when it is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.first(x), 0.1, self.training)
+        return self.last(F.relu(self.second(x)))
+
+
+def test_a_part_that_computes_nothing_is_exported(seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    model = Dropped()
+    submodel, weights = split(model, "slice:0.5", (6,), TrainingConfig()), from_model(model)
+    verdict = export(
+        submodel.program, submodel.cut(weights), tmp_path / "b", base=weights.fingerprint()
+    ).verdict
+    assert verdict is not None
+    assert verdict.passed

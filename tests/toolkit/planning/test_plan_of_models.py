@@ -84,7 +84,7 @@ def submodels(
     """The workloads of a model, and the candidates of its plans."""
     model, shape, training, wanted = MODELS[request.param]
     workloads = Forgetful(model, shape, training, cache=tmp_path_factory.mktemp("cache"))
-    return workloads, list(wanted or specs(model, shape, training.batch_size))
+    return workloads, list(wanted or specs(model, shape, training.batch_size, training.loss))
 
 
 def test_estimates_are_lower_bounds(submodels: tuple[Forgetful, list[str]]) -> None:

@@ -16,7 +16,7 @@ from device_agent.federation.membership import join, leave
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.protocol.joining import JoinRequest
 from device_agent.formats.protocol.rounds import SubmodelFailure
-from device_agent.training.memory_fit import needed_bytes
+from device_agent.training.memory_refusal import needed_bytes
 from edgetailor import split
 from exporters.export import export
 from log_messages import logged
@@ -121,7 +121,7 @@ def test_a_device_that_nothing_fits_takes_no_place(planner: Planner, tmp_path: P
     with running(config, planner=planner) as server:
         bearer = token(config, "phone")
         with pytest.raises(
-            RefusedError, match=r"^Nothing fits made-up\. width:0\.5 comes nearest"
+            RefusedError, match=r"^No submodel fits made-up\. width:0\.5 comes nearest"
         ) as refused:
             join(server.url, bearer, "mine", tmp_path / "a", measure=measured)
         assert refused.value.exit_code == 5

@@ -153,7 +153,7 @@ def test_a_regression_has_figures_and_no_picture(tmp_path: Path) -> None:
     assert ["worst tenth", "", "", "0.9", "", "", ""] in shown
     (tmp_path / "line.json").write_text(as_json(REGRESSION))
     done = edgetailor("report", "line.json", "--png", "line.png", cwd=tmp_path)
-    assert "no picture" in refusal(done)
+    assert "nothing to draw" in refusal(done)
     assert not (tmp_path / "line.png").exists()
 
 

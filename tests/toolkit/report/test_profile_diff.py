@@ -10,7 +10,7 @@ import pytest
 from commands import edgetailor, refusal
 from made_profiles import MACHINE, full, made_duration, sliced
 from profiles.documents.bundle_profile import Profile, Validity
-from profiles.documents.profile_reading import encode_profile
+from profiles.documents.bundle_profile_reading import encode_profile
 from profiles.errors import RegressionError, UnstableError
 from refusals import refused
 from toolkit.report.profile_diff import compare, require_no_regression

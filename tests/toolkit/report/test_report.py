@@ -16,7 +16,7 @@ from commands import edgetailor, refusal
 from html_tables import Reader
 from made_profiles import MACHINE, full, made_duration, made_phase, made_profile, sliced
 from profiles.documents.bundle_profile import Point, Profile, Sustained, Validity
-from profiles.documents.profile_reading import encode_profile
+from profiles.documents.bundle_profile_reading import encode_profile
 from profiles.errors import InputError
 from refusals import refused
 from toolkit.report.charts import BUDGET, draw_png

@@ -18,7 +18,7 @@ from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.simulation import simulate as simulate_module
 from toolkit.simulation.attendance import Attendance
 from toolkit.simulation.chunks import ChunkTrainer, TrainedChunk
-from toolkit.simulation.client_limits import ClientLimits
+from toolkit.simulation.judging.client_limits import ClientLimits
 from toolkit.simulation.results import RoundResult, RunFolder
 from toolkit.simulation.simulate import simulate
 from toolkit.simulation.simulated_time import Clock
@@ -210,7 +210,7 @@ def test_versions_are_fedbuffs(file: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(RunFolder, "finish_round", keeping)
     monkeypatch.setattr(RunFolder, "keep_first_model", beginning)
     written(file)
-    file.write_text(file.read_text() + "\n[aggregation]\nbounds = false\n")
+    file.write_text(file.read_text() + "\n[aggregation]\nbounds = false\njudge = false\n")
     history = simulate(file, tmp_path / "out")
     assert max(one.max_staleness or 0 for one in history) >= 1
     for model, numbers in zip(models[1:], expected, strict=True):
@@ -272,8 +272,8 @@ def test_an_interruption_changes_nothing(file: Path, tmp_path: Path, spec: str) 
         (f"{TOP}\nmin_updates = 3", "", "raise `buffer_size`"),
         (f"{TOP}0", "", "only 6 devices can join"),
         (f"{TOP}\nmax_staleness = 101", "", "less than or equal to 100"),
-        (TOP, 'baseline = "local"', "does not go with `baseline`"),
-        (TOP, 'capacities = "dynamic"', "does not go with `capacities`"),
+        (TOP, 'baseline = "local"', "cannot be combined with `baseline`"),
+        (TOP, 'capacities = "dynamic"', "cannot be combined with `capacities`"),
     ],
 )
 def test_mistakes_in_the_file(file: Path, top: str, table: str, words: str) -> None:

@@ -37,6 +37,7 @@ batch_size = {PLAN.batch_size}
 learning_rate = {PLAN.rate}
 [aggregation]
 bounds = false
+judge = false
 """
 KIND = '[[devices]]\nname = "phone"\nsubmodel = "full"\ncount = 2\n'
 

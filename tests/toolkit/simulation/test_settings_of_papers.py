@@ -43,6 +43,7 @@ def configured(folder: Path, seed: int, options: str, specs: tuple[str, ...] = (
         batch_size = {PLAN.batch_size}
         [aggregation]
         bounds = false
+        judge = false
         [simulation]
         data = "data.npz"
         seed = {seed % 1000}

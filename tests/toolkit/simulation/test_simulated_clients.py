@@ -73,6 +73,7 @@ def configured(folder: Path, specs: tuple[str, ...], seed: int, rounds: int = RO
         weight_decay = {PLAN.weight_decay}
         [aggregation]
         bounds = false
+        judge = false
         [simulation]
         data = "data.npz"
         participation = {SELECTED / len(specs)}

@@ -170,7 +170,7 @@ def test_time_is_that_of_the_batches_and_bytes(
         times = [seconds(*one) for one in clients[4 * number : 4 * number + 4]]
         assert min(times) > 0
         assert result.simulated_s == pytest.approx(max(times), rel=1e-9)
-        assert (result.late, result.failed, result.clients) == (0, 0, 4)
+        assert (result.late, result.failed, result.took_part) == (0, 0, 4)
     if not top:
         return
     limited = 0

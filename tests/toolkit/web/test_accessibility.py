@@ -66,7 +66,7 @@ def test_every_view(browser, serve, tmp_path: Path) -> None:
     without = browser.new_context().new_page()
     with serve(toml, folder) as server:
         without.goto(f"{server.url}/join/")
-        without.get_by_text("Open the whole link").wait_for()
+        without.get_by_text("Open the complete link").wait_for()
         assert_accessible(Phone(without), "no token")
 
 

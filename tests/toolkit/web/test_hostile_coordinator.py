@@ -104,7 +104,7 @@ def test_a_graph_that_no_export_makes(
         page = Phone.opened(browser, server, "phone")
         page.train(data, "phone")
         page.wait_for_problem("bundle.unsafe-graph")
-        page.page.locator("#problem").get_by_text("of the domain 'com.evil', which no").wait_for()
+        page.page.locator("#problem").get_by_text("of the domain 'com.evil'. Exported").wait_for()
 
 
 def test_a_join_that_another_coordinator_answers(phone) -> None:

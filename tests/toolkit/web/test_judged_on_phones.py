@@ -38,6 +38,7 @@ EVALUATION = """
 [evaluation]
 share = 0.3
 by_class = true
+committee = 6
 """
 KINDS = {
     "whole": "full",
@@ -61,7 +62,7 @@ def test_pages_and_agents_count_the_same(browser, serve, tmp_path: Path, seed: i
             phone = Phone.opened(browser, server, kind)
             phone.page.get_by_text("30% of your examples are kept apart").wait_for()
             if kind != "part":
-                phone.page.get_by_label("Send these counts for each kind").check()
+                phone.page.get_by_label("Also send these counts for each kind").check()
             phones.append(phone)
         listener = Listener(phones[0].page)
         for kind, phone in zip(KINDS, phones, strict=True):
@@ -86,6 +87,6 @@ def test_pages_and_agents_count_the_same(browser, serve, tmp_path: Path, seed: i
     assert judged is not None
     assert_told(phones[0].page, listener, "POST /rounds/{round}/evaluation")
     whole = counts.last["page whole"]
-    said = f"It was judged on 12 of your own examples and got {whole['correct']} right"
-    phones[0].page.get_by_text(f"as it was after the last round. {said}").wait_for()
-    phones[2].page.get_by_text("Your personal model answers").wait_for()
+    said = f"This model was judged on 12 of your own examples and got {whole['correct']} right"
+    phones[0].page.get_by_text(f"from the shared model after the last round. {said}").wait_for()
+    phones[2].page.get_by_text("from your personal model").wait_for()

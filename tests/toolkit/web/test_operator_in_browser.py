@@ -118,7 +118,7 @@ def test_actions(page: Any, server: Server, tmp_path: Path) -> None:
     page.get_by_role("link", name="Settings").click()
     page.get_by_role("cell", name="0.01").wait_for()
     send_form(page, "Apply the file", "it overfits")
-    page.get_by_text("The changes hold from the next round on.").wait_for()
+    page.get_by_text("The changes take effect from the next round on.").wait_for()
     page.get_by_role("link", name="Audit log").click()
     page.get_by_role("cell", name="a new board").wait_for()
     assert [entry.reason for entry in operator(server).audit().entries] == [

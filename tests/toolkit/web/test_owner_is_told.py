@@ -54,7 +54,7 @@ def test_a_sensor_in_another_unit(browser, serve, tmp_path: Path, seed: int) -> 
         agent.start()
         phone = Phone.opened(browser, server, "phone")
         phone.train(tmp_path / "a.npz", "phone")
-        phone.page.get_by_text("Check the unit of your data: the values of channel 4").wait_for()
+        phone.page.get_by_text("Check the unit of your data: your values of channel 4").wait_for()
         phone.wait_for("finished")
         agent.finish()
     (first, second) = (np.array(record["inputs"]["channels"]) for record in records)
@@ -84,7 +84,8 @@ def test_from_the_link_to_the_end(browser, serve, tmp_path: Path) -> None:
         page.get_by_role("button", name="Join").wait_for()
         assert page.inner_text("h1") == HTML
         assert page.title() != "run"
-        for text in ("Tells ripe tomatoes", "Questions: Ada, ada@", "2 rounds of at most 10 min"):
+        estimate = "2 rounds, each of at most 10 min"
+        for text in ("Tells ripe tomatoes", "Questions: Ada, ada@", estimate):
             page.get_by_text(text).wait_for()
         assert bottom(page, "#join button") < PHONE["height"]
         assert page.locator("#shares h2").first.bounding_box()["y"] < PHONE["height"]
@@ -120,7 +121,7 @@ def test_links_that_are_not_whole(browser, serve, tmp_path: Path) -> None:
         link = token(server, "phone")
         cut = Phone.opened(browser, server, "phone", link=link[:-5])
         cut.wait_for_problem("join.unknown-token")
-        cut.page.get_by_text("Open the whole link that you got from the operator").wait_for()
+        cut.page.get_by_text("Open the complete link that you got from the operator").wait_for()
         bare = Phone.opened(browser, server, "phone", link=link.rpartition(".")[0])
         whole = Phone.opened(browser, server, "phone")
         for phone, warned in ((bare, True), (whole, False)):

@@ -9,6 +9,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,10 +20,14 @@ from google.protobuf.internal import encoder
 from torch import nn
 
 import own_losses
-from device_agent.data.windows import windows_of
+from device_agent.data.csv_windows import windows_of
 from device_agent.federation.identity.trusted_key import new_key
 from device_agent.formats.bundle import open_bundle, structure
-from device_agent.formats.evaluation_counts import EvaluationRequest
+from device_agent.formats.evaluation_counts import (
+    EvaluationCounts,
+    EvaluationRequest,
+    finite_counts,
+)
 from device_agent.formats.preprocessing import Series
 from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.releases import ReleaseOffer
@@ -406,6 +411,23 @@ def test_signed_work_of_a_federation_that_its_devices_judge(tmp_path: Path) -> N
         *(True, True, True, "trust.forged-invitation"),
         *(True, True, "trust.forged-release"),
     ]
+
+
+COUNTS = """
+const numbers = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+const counts = JSON.parse(given[0], (_, value) => numbers[value] ?? value);
+console.log(JSON.stringify(counts.map(page.finiteCounts)));
+"""
+
+
+def test_counts_of_a_model_that_has_diverged(tmp_path: Path) -> None:
+    """The page sends what the agent sends."""
+    sums: dict[str, Any] = {"loss_sum": 1.5, "absolute_sum": 1.0, "metrics": {"m": 2.0, "n": 0.5}}
+    wrong = [{"loss_sum": "-inf"}, {"absolute_sum": "inf"}, {"metrics": {"m": 2.0, "n": "nan"}}]
+    cases = [{"samples": 4, "counted": 3, **sums, **changes} for changes in ({}, *wrong)]
+    sent = json.loads(run_with("evaluation_counts", COUNTS, tmp_path, json.dumps(cases)))
+    counts = [msgspec.convert(case, EvaluationCounts, strict=False) for case in cases]
+    assert sent == [msgspec.to_builtins(finite_counts(of_case)) for of_case in counts]
 
 
 ANSWERS = """

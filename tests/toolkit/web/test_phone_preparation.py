@@ -246,9 +246,10 @@ def test_pictures_are_chosen_taken_out_and_added(browser, serve, tmp_path: Path)
         others = [str(tmp_path / name) for name in ("IMG_7.heic", "again.png")]
         page.get_by_label("Pictures: cat").set_input_files([*ones[:3], *others])
         page.get_by_text("cannot read them: IMG_7.heic").wait_for()
-        assert "Chosen already, so left out: again.png." in page.inner_text("#left-out")
+        left_out = page.inner_text("#left-out")
+        assert "Left out, because they are already chosen: again.png." in left_out
         page.get_by_label("Pictures: dog").set_input_files(ones[3:6])
-        page.get_by_role("button", name="Take out 4.png").click()
+        page.get_by_role("button", name="Remove 4.png").click()
         assert page.locator(".small-pictures img").count() == 5
         page.get_by_role("button", name="Use these pictures (5)").click()
         page.get_by_text("5 files: 5 examples").wait_for()

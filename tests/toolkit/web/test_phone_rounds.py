@@ -144,7 +144,7 @@ def test_two_tabs_and_the_back_button(browser, serve, tmp_path: Path, seed: int)
         first.wait_for("training")
         second = first.in_another_tab()
         second.wait_for("held")
-        second.page.get_by_text("Waiting until this page is closed in another tab").wait_for()
+        second.page.get_by_text("Waiting: this page is open in another tab").wait_for()
         first.page.goto("about:blank")
         second.wait_for("training")
         first.page.go_back()
@@ -235,7 +235,7 @@ def test_a_browser_that_erased_what_the_page_had_stored(
         devtools.send("Storage.clearDataForOrigin", origin)
         phone.killed()
         phone.wait_for("new")
-        phone.page.get_by_text("Open the whole link").wait_for()
+        phone.page.get_by_text("Open the complete link").wait_for()
         again = Phone.opened(browser, server, "phone")
         again.train(data, "second")
         phone = again
@@ -250,7 +250,7 @@ def test_every_family_in_one_round_with_native_agents(
 ) -> None:
     data = {kind: samples(tmp_path, seed, i, 17 + i) for i, kind in enumerate(KINDS)}
     # The model below is the plain mean of what the native agents have sent.
-    top = "aggregation = {bounds = false}"
+    top = "aggregation = {bounds = false, judge = false}"
     with serve(*fleet(tmp_path / "c", kinds=KINDS, count=2, top=top)) as server:
         sent = keep_updates(server)
         agents = {k: NativeAgent(server, k, tmp_path / f"native-{k}", data[k]) for k in KINDS}

@@ -115,7 +115,7 @@ def test_from_the_last_round_to_a_release_and_back(
         listener = Listener(phone.page)
         phone.wait_for("finished")
         phone.page.get_by_text(
-            "as it was after the last round. It was judged on 9 of your own"
+            "from the shared model after the last round. This model was judged on 9"
         ).wait_for()
         model = with_tensors(shared_model(server, 2))
         phone.page.close()
@@ -130,7 +130,7 @@ def test_from_the_last_round_to_a_release_and_back(
         assert found is not None
         assert report.after.correct == found.correct == 9
         assert report.after.loss_sum == pytest.approx(found.loss_sum, rel=1e-4)
-        said = f"It was judged on 9 of your own examples and got {found.correct} right"
+        said = f"This model was judged on 9 of your own examples and got {found.correct} right"
         phone.page.get_by_text(f"the shared model after round 2. {said}").wait_for()
 
         # A page that was promised secure sums reports no figures.
@@ -142,7 +142,7 @@ def test_from_the_last_round_to_a_release_and_back(
         assert refusal.runs == 1
         assert refusal.before is refusal.after is None
         assert refusal.reason == "worse on the samples of this device"
-        phone.page.get_by_text("This device did not take release 2").wait_for()
+        phone.page.get_by_text("This device refused release 2").wait_for()
         assert release_of(server, phone) == (1, 1)
         withdraw_newest(config.state)
         np.savez(tmp_path / "calibrate.npz", **dict(zip("xy", arrays(own), strict=True)))
@@ -155,7 +155,7 @@ def test_from_the_last_round_to_a_release_and_back(
         shutil.copytree(bundle, tmp_path / "bundle")
     phone.killed()
     phone.wait_for("finished")
-    phone.page.get_by_text("The released model answers: release 1 of ").wait_for()
+    phone.page.get_by_text("The answer comes from release 1 of ").wait_for()
     x = torch.from_numpy(np.stack([read_picture(file, IMAGES, SHAPE) for file in new]))
     with torch.no_grad():
         in_torch = model.eval()(x).softmax(1).numpy()

@@ -12,6 +12,7 @@ from device_agent.formats.manifest import WEIGHTS
 from device_agent.formats.update import read_update
 from disclosure import Listener, assert_told
 from phones import NativeAgent, Phone, fleet, keep_records, samples
+from toolkit.coordinator.server import Server
 from vector_fleet import assert_soon
 
 pytestmark = pytest.mark.web
@@ -52,6 +53,17 @@ def mean_of(updates: Sequence[Path]) -> dict[str, np.ndarray]:
     }
 
 
+def started(server: Server, folder: Path, data: Sequence[Path]) -> list[NativeAgent]:
+    """Agents that train on their own data."""
+    agents = [
+        NativeAgent(server, "phone", folder / f"agent {number}", own)
+        for number, own in enumerate(data)
+    ]
+    for agent in agents:
+        agent.start()
+    return agents
+
+
 def assert_close(found: Path, expected: dict[str, np.ndarray], close: float) -> None:
     tensors = load_file(found)
     for name, value in expected.items():
@@ -64,12 +76,7 @@ def test_a_page_and_agents_add_up_their_updates(browser, serve, tmp_path: Path, 
     given = {"count": AGENTS + 1, "training": SECURE, "top": f"deadline_s = {DEADLINE_S}"}
     with serve(*fleet(tmp_path / "c", **given)) as server:
         records = keep_records(server)
-        agents = [
-            NativeAgent(server, "phone", tmp_path / f"agent {number}", own)
-            for number, own in enumerate(data)
-        ]
-        for agent in agents:
-            agent.start()
+        agents = started(server, tmp_path, data)
         phone = Phone.opened(browser, server, "phone")
         only = f"only the sum of the updates of at least {AGENTS} devices"
         phone.page.get_by_text(only).wait_for()
@@ -131,3 +138,45 @@ def test_a_page_leaves_a_sum_whose_group_nobody_has_signed(
         f"POST /rounds/{{round}}/sum/keys {field}"
         for field in ("bundle", "mask_key", "share_key", "signature")
     }
+
+
+def test_a_page_clips_its_change_and_adds_noise(browser, serve, tmp_path: Path, seed: int) -> None:
+    """With almost no noise, the model moves by the sum of the clipped changes over the devices."""
+    clip, noise = 0.02, 1e-6
+    private = f"""
+momentum = 0.9
+batch_norm = "static"
+
+[privacy]
+secure_aggregation = true
+smallest_group = {AGENTS}
+clip = {clip}
+delta = 0.1
+noise_multiplier = {noise}
+"""
+    data = [samples(tmp_path, seed, number, 20 + 10 * number) for number in range(AGENTS)]
+    given = {"count": AGENTS + 1, "training": private, "top": f"deadline_s = {DEADLINE_S}"}
+    with serve(*fleet(tmp_path / "c", **given)) as server:
+        records = keep_records(server)
+        agents = started(server, tmp_path, data)
+        phone = Phone.opened(browser, server, "phone")
+        phone.train(data[1], "page")
+        phone.wait_for("finished")
+        for agent in agents:
+            agent.finish()
+        history = server.coordinator.status().history
+        assert phone.view()["problem"] is None
+    assert not records
+    assert [result.updates for result in history] == [0, AGENTS + 1, AGENTS + 1]
+    assert all(result.privacy is not None for result in history[1:])
+    received = load_file(agents[0].state / "bundle" / WEIGHTS)
+    total: dict[str, Any] = {}
+    for sent in [*(agent.sent[2] for agent in agents), agents[1].sent[2]]:
+        _, tensors = read_update(sent)
+        changes = {name: own.astype(float) - received[name] for name, own in tensors.items()}
+        norm = np.sqrt(sum(np.square(change).sum() for change in changes.values()))
+        assert norm > clip
+        for name, change in changes.items():
+            total[name] = total.get(name, 0.0) + change * clip / norm
+    expected = {name: received[name] + own / (AGENTS + 1) for name, own in total.items()}
+    assert_close(server.config.state / "global.safetensors", expected, 1e-5)

@@ -16,11 +16,16 @@ from device_agent.formats.evaluation_counts import EvaluationCounts, LocalEvalua
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.protocol.joining import Invitation
 from device_agent.formats.protocol.rounds import Work
-from device_agent.formats.protocol.secure_sums import SecureKeys, SecureMember, SecureTerms
+from device_agent.formats.protocol.secure_sums import (
+    SecureKeys,
+    SecureMember,
+    SecureTerms,
+    SumPrivacy,
+)
 from device_agent.formats.update import UpdateRecord
 from device_agent.privacy.masks import PIECE, add_mask
 from device_agent.privacy.secure_group import SecureGroup, adds
-from device_agent.privacy.summed_updates import update_vector
+from device_agent.privacy.summed_updates import group_mean, update_vector
 from page_modules import run_with
 from secure_scripts import World, answers
 from toolkit.coordinator.devices.coordinator_key import CoordinatorKey
@@ -169,6 +174,13 @@ def test_a_mask_in_pieces(tmp_path: Path, seed: int) -> None:
     assert np.array_equal(np.fromfile(tmp_path / "masks.mjs.vector", "<u4"), vector)
 
 
+FACTORS = {
+    "matrix": {"u": (3, 5), "v": (7, 3)},
+    "series": {"v": (6, 2, 1), "u": (2, 4, 3)},
+    "groups": {"u": (6, 4, 3, 1), "v": (9, 2, 1, 2)},
+}
+"""The shapes of low-rank factors by layer."""
+
 UPDATES = """
 const tensorsOf = (arrays) => new Map(
   Object.entries(arrays).map(([name, { dtype, shape, data: all }]) => {
@@ -193,7 +205,15 @@ def test_updates_as_whole_numbers(tmp_path: Path, seed: int) -> None:
         TensorEntry(name="w", role="parameter", dtype="float32", shape=(30, 50)),
         TensorEntry(name="b", role="parameter", dtype="float32", shape=()),
         TensorEntry(name="n", role="buffer", dtype="int64", shape=(3,)),
-    )
+        *(
+            TensorEntry(
+                name=f"{layer}.{side}", role="parameter", dtype="float32", shape=shape,
+                stands_for=f"{layer}.weight", factor=side,
+            )
+            for layer, shapes in FACTORS.items()
+            for side, shape in shapes.items()
+        ),
+    )  # fmt: skip
     classes = EvaluationCounts(samples=9, counted=8, correct=3, loss_sum=2.5 / 1024)
     numbers = EvaluationCounts(samples=5, counted=5, loss_sum=-1e15, absolute_sum=1.5 / 1024)
     for devices, evaluation in (
@@ -212,6 +232,11 @@ def test_updates_as_whole_numbers(tmp_path: Path, seed: int) -> None:
                 "w": draw.normal(0, 2, (30, 50)).astype(np.float32),
                 "b": np.float32(draw.normal()).reshape(()),
                 "n": draw.integers(-(2**50), 2**50, 3),
+                **{
+                    entry.name: draw.normal(0, 1, entry.shape).astype(np.float32)
+                    for entry in table
+                    if entry.factor is not None
+                },
             }
             for _ in range(2)
         ]
@@ -237,6 +262,45 @@ def test_updates_as_whole_numbers(tmp_path: Path, seed: int) -> None:
     (tmp_path / "cases").write_text(json.dumps(cases))
     found = json.loads(run_with("summed_updates", UPDATES, tmp_path, str(tmp_path / "cases")))
     assert found == expected
+
+
+NOISED = """
+const { elements, members, terms, devices } = JSON.parse(given[0]);
+const table = [{ name: "w", shape: [elements] }];
+const record = { samples: 50, steps: 7, loss_first: 3, loss_last: 2, tensors: table };
+const tensorsOf = (data) => new Map([["w", { dtype: "float32", shape: [elements], data }]]);
+const all = Array.from({ length: members }, (_, member) => {
+  const trained = Float32Array.from({ length: elements }, (_, i) => Math.sin((member + 1) * i));
+  const received = tensorsOf(new Float32Array(elements));
+  return page.updateVector(record, tensorsOf(trained), received, terms, devices, []);
+});
+writeFileSync(`${out}.numbers`, Buffer.concat(all.map(({ buffer }) => Buffer.from(buffer))));
+"""
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1.5])
+def test_the_page_clips_and_adds_its_noise(tmp_path: Path, noise: float) -> None:
+    """Six pages are the fewest of a group of ten: five of them have exactly the promised noise."""
+    size, members, devices, clip = 20_000, 6, 10, 0.5
+    private = SumPrivacy(clip=clip, noise_multiplier=noise)
+    terms = SecureTerms(fewest=3, most_change=1.0, most_samples=1, privacy=private)
+    asked = {"elements": size, "members": members, "devices": devices}
+    asked["terms"] = msgspec.to_builtins(terms)
+    run_with("summed_updates", NOISED, tmp_path, json.dumps(asked))
+    vectors = np.fromfile(tmp_path / "summed_updates.mjs.numbers", "<u4").reshape(members, -1)
+    table = (TensorEntry(name="w", role="parameter", dtype="float32", shape=(size,)),)
+    total = vectors.sum(axis=0, dtype=np.uint32)
+    mean = group_mean(total, table, terms, devices, members)
+    assert (mean.samples, mean.steps, mean.loss_first, mean.loss_last) == (members, 0, 0, 0)
+    exact = np.zeros(size)
+    for member in range(members):
+        change = np.sin((member + 1.0) * np.arange(size)).astype(np.float32).astype(float)
+        exact += change * clip / np.linalg.norm(change)
+    deviation = noise * clip * np.sqrt(members / (members - 1))
+    rest = (members * mean.changes["w"] - exact) / deviation
+    assert abs(rest.mean()) < 6 / np.sqrt(size)
+    assert abs(rest.std() - 1) < 6 / np.sqrt(2 * size)
+    assert abs((rest**4).mean() - 3) < 6 * np.sqrt(96 / size)  # as of a Gaussian
 
 
 PROMISES = """
@@ -267,16 +331,22 @@ def test_a_promise_of_secure_sums_is_kept(tmp_path: Path) -> None:
     plain, secure = signed(state="train"), signed(state="train", secure=terms)
     judge, wait = signed(state="judge"), signed(state="wait")
     two = signed(state="train", secure=replace(terms, fewest=2))
+    private = SumPrivacy(clip=0.5, noise_multiplier=1.5)
+    noise = signed(state="train", secure=replace(terms, privacy=private))
+    less = signed(
+        state="train", secure=replace(terms, privacy=SumPrivacy(clip=9.0, noise_multiplier=1.4999))
+    )
     works = [
         plain, judge, {**secure, "secure": {**secure["secure"], "fewest": 3}}, plain, two, secure,
-        plain, judge, wait, secure,
+        plain, judge, wait, secure, noise, less, secure, noise, plain,
     ]  # fmt: skip
     promised = msgspec.to_builtins(key.invites(Invitation(title="Leaves", secure=terms)))
     invitations = [promised, {**promised, "secure": None}]
     given = [json.dumps(value) for value in (key.public, works, invitations)]
     assert json.loads(run_with("trust", PROMISES, tmp_path, *given)) == [
         True, True, "trust.forged-work", True, "bundle.malformed", True,
-        "trust.no-secure-sum", "trust.single-figures", True, True,
+        "trust.no-secure-sum", "trust.single-figures", True, True, True, "trust.less-noise",
+        "trust.less-noise", True, "trust.no-secure-sum",
         msgspec.to_builtins(terms), "trust.forged-invitation",
     ]  # fmt: skip
 
@@ -294,7 +364,7 @@ const signer = async (device) => {
   const sign = async (lines) => Buffer.from(await signature(lines)).toString("base64");
   return { device, key: Buffer.from(raw).toString("base64"), sign, keys };
 };
-const terms = { fewest: 3, most_change: 1, most_samples: 100 };
+const terms = { fewest: 3, most_change: 1, most_samples: 100, privacy: null };
 const sum = { round: 3, bundle: "ab".repeat(32), terms, apart: 0 };
 const coordinator = await signer("coordinator");
 const own = await signer("page");

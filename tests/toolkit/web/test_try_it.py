@@ -1,4 +1,4 @@
-"""The view "Try it": the model on the phone answers as plain PyTorch does with the same weights."""
+"""The view "Try the model": the phone answers as plain PyTorch does with the same weights."""
 
 import base64
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_new_picture_without_a_network(browser, serve, tmp_path: Path, seed: i
     phone.killed()
     page = phone.page
     phone.wait_for("finished")
-    page.get_by_text("The shared model answers, as it was when round 2 began.").wait_for()
+    page.get_by_text("The answer comes from the shared model at the start of round 2.").wait_for()
     files = pictures(tmp_path / "new", seed + 1, PICTURES)
     assert_answers(phone, model, files)
     expected = probabilities(model, files[-1])
@@ -89,7 +89,7 @@ def test_a_new_picture_without_a_network(browser, serve, tmp_path: Path, seed: i
     shown = [page.locator("#try-classes li").nth(row).inner_text().split() for row in range(3)]
     order = np.argsort(-expected)
     assert shown == [[CLASSES[index], f"{expected[index]:.0%}"] for index in order]
-    assert page.locator("section:visible h2").first.inner_text() == "Try it"
+    assert page.locator("section:visible h2").first.inner_text() == "Try the model"
     assert phone.view()["problem"] is None
 
 
@@ -121,11 +121,11 @@ def test_slices_and_personal_models(browser, serve, tmp_path: Path, seed: int) -
     new = pictures(tmp_path / "new", seed + 9, 5)
     for kind in ("part", "small"):
         assert_answers(phones[kind], shared, new)
-        phones[kind].page.get_by_text("The shared model answers").wait_for()
+        phones[kind].page.get_by_text("The answer comes from the shared model").wait_for()
     for kind in ("personal", "dense"):
         own = personal_model(phones[kind], sent[f"phone {kind}", 2])
         assert_answers(phones[kind], own, new)
-        said = "Your personal model answers, as this device trained it in round 2."
+        said = "from your personal model, as this device trained it in round 2."
         phones[kind].page.get_by_text(said).wait_for()
         statistics = {k: v for k, v in shared.state_dict().items() if "running" in k}
         own.load_state_dict(statistics, strict=False)

@@ -37,7 +37,7 @@ from toolkit.submodels.family import Family
 from toolkit.submodels.global_model import GlobalModel
 from toolkit.submodels.matrix_product import Product
 from toolkit.submodels.spec import parse_spec
-from toolkit.submodels.submodel import shapes_of
+from toolkit.submodels.submodel import Shapes, shapes_of
 from toolkit.submodels.tensor_slices import (
     TensorSlice,
     group_by_global_tensor,
@@ -68,6 +68,8 @@ class Change:
         new: The value in the update, float32.
         old: The value that the device received, in the same shape.
         rows: The rows of classes that the device has; None for all rows.
+        tensor: The name of the global tensor.
+        part: The slice of it that `new` has; None for the whole tensor, or for a factor.
         factors: The factors that compose `new`, if the limited value replaces them.
     """
 
@@ -76,6 +78,8 @@ class Change:
     new: np.ndarray
     old: np.ndarray
     rows: tuple[int, ...] | None = None
+    tensor: str = ""
+    part: TensorSlice | None = None
     factors: Sequence[TensorEntry] = ()
 
     def size(self) -> float:
@@ -90,9 +94,16 @@ class Change:
         usual = reference.change(self.key)
         return math.inf if usual is None else CHANGE * usual * reference.allowance(steps)
 
-    def harmless(self) -> float:
-        """A size that is never limited."""
-        return LEAST * _distance(self.old)
+    def bound(self, size: float, reference: Reference, steps: int) -> float:
+        """The largest size that a change of this `size` may keep. A harmless one is not limited."""
+        limit = self.limit(reference, steps)
+        return limit if size <= limit else max(limit, LEAST * _distance(self.old))
+
+    def share_within(self, reference: Reference, steps: int) -> float:
+        """The share of the change that counts within the limits of `reference`: 1, or less."""
+        size = self.size()
+        bound = self.bound(size, reference, steps)
+        return 1.0 if size <= bound else bound / size
 
     def within(self, limit: float, size: float) -> np.ndarray:
         """The value in the update, moved towards the received value until its size is `limit`."""
@@ -147,11 +158,11 @@ def limited_update(
     sizes: dict[str, float] = {}
     for change in changes(update, model, policy):
         size = change.size()
-        limit = change.limit(limits.reference, record.steps)
-        if size > limit and size > (limit := max(limit, change.harmless())):
-            record, arrays = _replaced(record, arrays, change, change.within(limit, size))
-            times[change.key] = size / limit
-        sizes[change.key] = min(size, limit)
+        bound = change.bound(size, limits.reference, record.steps)
+        if size > bound:
+            record, arrays = _replaced(record, arrays, change, change.within(bound, size))
+            times[change.key] = size / bound
+        sizes[change.key] = min(size, bound)
     told, most = None, limits.reference.most_samples(record.submodel)
     if policy.weights == "samples" and most is not None and record.samples > most:
         told = Limited(samples=record.samples, counted=most)
@@ -174,25 +185,27 @@ def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> 
     prefix = f"{spec.head}|" if family.trains_personal_model else ""
     every = [entry for entry in record.tensors if entry.factor is not None]
     received = family.received(spec.head, every, model) if every else {}
+    sent, shapes = as_tensors(arrays), shapes_of(model.tensors)
     for name, entries in group_by_global_tensor(record.tensors).items():
         if _is_compared(name, model):
             continue
-        part = slice_of(entries[0], tuple(model.tensors[name].shape))
+        part = slice_of(entries[0], shapes[name])
         if entries[0].factor is None:
             (entry,) = entries
             rows = record.classes if entry.by_class else None
             old = _part(model.tensors[name], part)
-            yield Change(prefix + name, entry.name, np.asarray(arrays[entry.name]), old, rows)
+            new = np.asarray(arrays[entry.name])
+            yield Change(prefix + name, entry.name, new, old, rows, name, part)
         elif keeps:
             for entry in entries:
                 rows = record.classes if entry.by_class else None
                 old = _fitting(received.get(entry.name), entry)
                 new = np.asarray(arrays[entry.name])
-                yield Change(prefix + entry.name, entry.name, new, old, rows)
+                yield Change(prefix + entry.name, entry.name, new, old, rows, name)
         else:
-            sent = _composed(family, name, as_tensors(arrays), entries, model)
-            base = _composed(family, name, received, entries, model)
-            yield Change(prefix + name, name, sent.numpy(), _part(base, part), factors=entries)
+            new = _composed(family, name, sent, entries, shapes).numpy()
+            own = _part(_composed(family, name, received, entries, shapes), part)
+            yield Change(prefix + name, name, new, own, None, name, part, entries)
 
 
 def _composed(
@@ -200,11 +213,13 @@ def _composed(
     name: str,
     tensors: Mapping[str, Tensor],
     entries: Sequence[TensorEntry],
-    model: GlobalModel,
+    shapes: Shapes,
 ) -> Tensor:
-    """The tensor that the factors compose: the global tensor `name`, or the update's part of it."""
-    shapes = slice_shapes(entries, shapes_of(model.tensors))
-    value = family.recover(tensors, entries, shapes)[name]
+    """The tensor that the factors compose: the global tensor `name`, or the update's part of it.
+
+    `shapes` has the shapes of the global tensors.
+    """
+    value = family.recover(tensors, entries, slice_shapes(entries, shapes))[name]
     return (value.dense() if isinstance(value, Product) else value).detach().float()
 
 

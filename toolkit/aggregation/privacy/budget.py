@@ -146,6 +146,7 @@ class PrivacyPlan:
         return limit is None or self.after(earlier, probability).epsilon <= limit
 
 
+@lru_cache(maxsize=16)
 def noise_for(epsilon: float, delta: float, probability: float, rounds: int) -> float:
     """The smallest noise multiplier with which `rounds` rounds spend at most (epsilon, delta).
 

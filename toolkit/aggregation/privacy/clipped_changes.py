@@ -1,15 +1,17 @@
 """Clips the change of each update, so that no device moves a round's sum by more than `clip`."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from device_agent.formats.update import UpdateRecord
 from profiles.errors import InputError
 from toolkit.aggregation.limits.update_limits import changes
-from toolkit.aggregation.recover import Received
+from toolkit.aggregation.recover import Received, as_tensors
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.tensor_slices import slices_by_tensor
@@ -52,12 +54,29 @@ def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> floa
         squares += float(value.square().sum())
     norm = math.sqrt(squares)
     scale = clip / norm * (1 - ROUNDING) if norm > clip else 1.0
+    _add(aggregation, record, {name: value * scale for name, value in moved.items()})
+    return norm
+
+
+def add_changes(aggregation: Aggregation, group: Received) -> None:
+    """Add the sum of the clipped changes of a group of devices, as `add_clipped` adds single ones.
+
+    Args:
+        aggregation: The sums so far.
+        group: The record of the group, without factors, and the sum of the changes.
+    """
+    record, arrays = group
+    values = as_tensors(arrays)
+    moved = {entry.stands_for or "": values[entry.name] for entry in record.tensors}
+    _add(aggregation, record, moved)
+
+
+def _add(aggregation: Aggregation, record: UpdateRecord, moved: Mapping[str, Tensor]) -> None:
     places = slices_by_tensor(record.tensors, aggregation.shapes)
     for name, value in moved.items():
-        aggregation.mean.add({name: (value * scale).float()}, 1.0, places)
+        aggregation.mean.add({name: value.float()}, 1.0, places)
     aggregation.trained |= moved.keys()
     aggregation.updates += 1
-    return norm
 
 
 def refuse_statistics(submodel: Submodel) -> None:
@@ -68,9 +87,9 @@ def refuse_statistics(submodel: Submodel) -> None:
     for entry in submodel.program.tensors:
         if entry.role == "buffer":
             raise InputError(
-                "Updates of {submodel} hold {tensor!r}, which is no parameter. With differential "
-                "privacy only parameters are averaged. For batch norms, set batch_norm = "
-                '"static" in [training]; or use a model without running statistics.',
+                "Updates of {submodel} hold {tensor!r}, which is not a parameter. With "
+                "differential privacy only parameters are averaged. For batch norms, set "
+                'batch_norm = "static" in [training]; or use a model without running statistics.',
                 code="privacy.statistics",
                 submodel=str(submodel.spec),
                 tensor=entry.stands_for,

@@ -8,8 +8,9 @@ the model by v_p - r_p. P_i are the updates that hold element i. Then
 
 So a rule compares the changes by training, without the errors of submodels. If all devices received
 the model itself, the result is the rule of the values. All updates have the same weight, because a
-device may lie about its number of samples. Factors that are kept between rounds (`cp`) move by the
-rule in the same way, if no other update holds the tensor that they compose.
+device may lie about its number of samples. Only `fltrust` weighs them, by their trust; both terms
+are then weighted means. Factors that are kept between rounds (`cp`) move by the rule in the same
+way, if no other update holds the tensor that they compose.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,12 +23,20 @@ from torch import Tensor
 
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import UpdateRecord
+from profiles.errors import InputError
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.factor_mean import check_factors
 from toolkit.aggregation.limits.reference import RoundLimits
 from toolkit.aggregation.recover import as_tensors
-from toolkit.aggregation.rules.element_rules import Distances, krum_choice, mean, trimmed_mean
-from toolkit.aggregation.rules.spooled_changes import SpooledChanges
+from toolkit.aggregation.rules.robust_rules import (
+    Alignment,
+    Pairs,
+    disagreeing,
+    krum_choice,
+    mean,
+    trimmed_mean,
+)
+from toolkit.aggregation.rules.spooled_changes import Piece, SpooledChanges
 from toolkit.aggregation.running_aggregation import Aggregation, no_update
 from toolkit.aggregation.update_validation import check_update, is_statistic
 from toolkit.aggregation.weighted_mean import Mean
@@ -74,15 +83,34 @@ class RuleAggregation:
     Args:
         model: The global model that the updates were trained from.
         policy: The rule, and how far the model moves. Its weights are not used.
+        trusted: For `fltrust`: how training on held-out samples changes the parameters of `model`,
+            by global tensor.
+
+    Raises:
+        InputError: The rule is `fltrust`, and there is no such change.
     """
 
-    def __init__(self, model: GlobalModel, policy: AggregationPolicy) -> None:
-        self.model, self.policy = model, policy
+    def __init__(
+        self,
+        model: GlobalModel,
+        policy: AggregationPolicy,
+        trusted: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        if policy.rule == "fltrust" and not trusted:
+            raise InputError(
+                'rule = "fltrust" compares updates with a change that comes from training on '
+                "held-out samples. There is no such change: either it was not given, or the model "
+                "cannot be trained on these samples. Use `serve` or `simulate` with `held_out`, or "
+                "another rule.",
+                code="aggregate.no-trusted-change",
+            )
+        self.model, self.policy, self._trusted = model, policy, trusted or {}
         self._shapes = shapes_of(model.tensors)
         self._changes = SpooledChanges()
         self._held: list[_Held] = []
         self._received: dict[tuple[str, Table], Mapping[str, Tensor]] = {}
         self._result = Aggregation(model, replace(policy, rule="mean"))
+        self._trust = self._scales = np.empty(0)
 
     @property
     def updates(self) -> int:
@@ -130,6 +158,9 @@ class RuleAggregation:
         if not self._held:
             raise no_update()
         among = self._chosen()
+        if not among:  # nobody is trusted
+            self._changes.close()
+            return self.model
         self._add_factors(among)
         alone = self._held_by_factors_alone(among)
         for name, old in self._received_means(among).items():
@@ -139,18 +170,47 @@ class RuleAggregation:
         self._changes.close()
         return self._result.finished(self._result.moved_factors())
 
+    def disagreeing(self) -> list[int]:
+        """The numbers of the updates that point against the others; see `disagreeing`.
+
+        The aggregation cannot be used afterwards.
+        """
+        out = disagreeing(self._pairs().cosines())
+        self._changes.close()
+        return out
+
     def _chosen(self) -> list[int]:
-        """The updates that take part: all, or those that Krum keeps."""
-        everyone = range(len(self._held))
-        if self.policy.rule != "krum":
-            return [*everyone]
-        distances = Distances(len(self._held))
+        """The updates that take part: all, or those that Krum keeps or FLTrust trusts."""
+        count = len(self._held)
+        self._trust = self._scales = np.ones(count)
+        match self.policy.rule:
+            case "krum":
+                return krum_choice(self._pairs().distances())
+            case "fltrust":
+                alignment = Alignment(count)
+                for name, piece in self._parameters():
+                    if name in self._trusted:
+                        direction = self._trusted[name].flatten()[piece.start : piece.stop]
+                        alignment.add(piece.changes, piece.rows, direction.double().numpy())
+                self._trust, self._scales = alignment.trust(), alignment.scales()
+                return np.flatnonzero(self._trust).tolist()
+            case _:
+                return [*range(count)]
+
+    def _pairs(self) -> Pairs:
+        """All updates, compared by their changes of parameters."""
+        pairs = Pairs(len(self._held))
+        for _, piece in self._parameters():
+            pairs.add(piece.changes, piece.rows)
+        return pairs
+
+    def _parameters(self) -> Iterator[tuple[str, Piece]]:
+        """Yield the changes of all updates of each parameter, with its name."""
         names = {name for held in self._held for name in held.tensors & self._result.trained}
         for name in sorted(names):
             if not is_statistic(name):
-                for piece in self._changes.pieces(name, everyone):
-                    distances.add(piece.changes, piece.rows)
-        return krum_choice(distances.result())
+                for piece in self._changes.pieces(name, range(len(self._held))):
+                    yield name, piece
 
     def _add_factors(self, among: list[int]) -> None:
         """Move the factors of each submodel that keeps factors by the rule."""
@@ -182,16 +242,17 @@ class RuleAggregation:
         for row in among:
             held = self._held[row]
             for name, old in self._received_tensors(held):
-                means.add({name: old}, 1.0, held.places)
+                means.add({name: old}, float(self._trust[row]), held.places)
         return {name: means.take(name, self.model.tensors[name]) for name in [*means.sums]}
 
     def _new(self, key: str, old: Tensor, among: list[int], statistic: bool = False) -> Tensor:
         """`old` moved by the rule, float32. Elements that no update `among` holds stay.
 
-        Krum compares only parameters, so it may keep an update with wrong statistics. Therefore it
-        takes the median of statistics.
+        Krum and FLTrust compare only parameters, so they may keep an update with wrong statistics.
+        Therefore they take the median of statistics.
         """
-        rule = "median" if statistic and self.policy.rule == "krum" else self.policy.rule
+        compares = self.policy.rule in ("krum", "fltrust")
+        rule = "median" if statistic and compares else self.policy.rule
         new = old.detach().double().numpy().ravel().copy()
         for piece in self._changes.pieces(key, among):
             match rule:
@@ -200,7 +261,8 @@ class RuleAggregation:
                 case "median":
                     change = trimmed_mean(piece.changes, share=0.5)
                 case _:
-                    change = mean(piece.changes)
+                    scaled = piece.changes * self._scales[piece.rows, None]
+                    change = mean(scaled, self._trust[piece.rows])
             new[piece.start : piece.stop] += np.nan_to_num(change, nan=0.0)
         return torch.from_numpy(new.reshape(old.shape).astype(np.float32))
 
@@ -248,9 +310,13 @@ class RuleAggregation:
         return {n: v.dense() if isinstance(v, Product) else v for n, v in recovered.items()}
 
 
-def new_aggregation(model: GlobalModel, policy: AggregationPolicy) -> Aggregation | RuleAggregation:
-    """The aggregation of one round that `policy.rule` needs."""
-    return Aggregation(model, policy) if policy.rule == "mean" else RuleAggregation(model, policy)
+def new_aggregation(
+    model: GlobalModel, policy: AggregationPolicy, trusted: Mapping[str, Tensor] | None = None
+) -> Aggregation | RuleAggregation:
+    """The aggregation of one round that `policy.rule` needs; see `RuleAggregation`."""
+    if policy.rule == "mean":
+        return Aggregation(model, policy)
+    return RuleAggregation(model, policy, trusted)
 
 
 def limit_statistics(

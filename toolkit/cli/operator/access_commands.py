@@ -29,7 +29,7 @@ def operators(federation: str | None, as_json: bool) -> None:
 
     The holder of operator.token in the state folder is not listed.
     """
-    from toolkit.cli.printed.fleet_table import show_operators
+    from toolkit.cli.printed.operator_tables import show_operators
 
     show_answer(client_of(federation).operators(), show_operators, as_json)
 
@@ -63,8 +63,8 @@ def add_operator(
 ) -> None:
     """Make a token for the person or program NAME.
 
-    The audit log then shows NAME for what is done with this token. The coordinator keeps only its
-    hash.
+    The audit log then shows NAME for what is done with this token. The coordinator keeps only the
+    hash of the token.
     """
     from device_agent.formats.atomic_files import check_file_place, write_file
 
@@ -82,7 +82,7 @@ def add_operator(
 def revoke_operator(name: str, reason: str, federation: str | None, as_json: bool) -> None:
     """Revoke the token of an operator.
 
-    It opens nothing from now on.
+    The token no longer gives access.
     """
     client_of(federation).revoke_operator(name, reason)
     say_done(f"The token of {name} is revoked.", as_json, name=name)
@@ -90,7 +90,9 @@ def revoke_operator(name: str, reason: str, federation: str | None, as_json: boo
 
 @click.command()
 @click.argument("kind")
-@click.option("--count", type=click.IntRange(1, 2**31 - 1), help="How many devices may join.")
+@click.option(
+    "--count", type=click.IntRange(1, 2**31 - 1), help="How many devices may join with the token."
+)
 @click.option(
     "--days",
     type=click.FloatRange(0, 36500, min_open=True),
@@ -115,15 +117,15 @@ def make_token(
 ) -> None:
     """Make a join token for devices of KIND.
 
-    Prints the link by which phones join. The coordinator keeps only the token's hash, so the link
-    is not shown again.
+    The command prints the link by which phones join. The coordinator keeps only the token's hash,
+    so the link is not shown again.
     """
     from device_agent.formats.atomic_files import check_file_place, write_file
     from toolkit.cli.printed.tokens_text import show_link, show_states
     from toolkit.coordinator.join_links import join_link
 
     if qr and as_json:
-        raise click.UsageError("--qr and --json exclude each other.")
+        raise click.UsageError("Give --qr or --json, not both.")
     if out is not None:
         check_file_place(out, force)
     client = client_of(federation)

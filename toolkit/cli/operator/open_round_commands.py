@@ -51,7 +51,7 @@ def extend_round(seconds: int, reason: str, federation: str | None, as_json: boo
 def abort_round(reason: str, federation: str | None, as_json: bool) -> None:
     """Drop the updates of the open round; it opens again.
 
-    A device that still has its update sends that again.
+    A device that still has its update sends this update again.
     """
     client = client_of(federation)
     round_ = client.status().round
@@ -107,9 +107,9 @@ def resume_rounds(reason: str, federation: str | None, as_json: bool) -> None:
 def go_back(round_: int | None, reason: str, federation: str | None, as_json: bool) -> None:
     """Let the next round start from an earlier model.
 
-    This is the model after ROUND. Without ROUND, the last round is repeated: the next round starts
-    where that began. Updates of the open round are dropped. If `edgetailor serve` does not run, use
-    `rollback`.
+    The next round starts from the model after ROUND. Without ROUND, the last round is repeated: the
+    next round starts from the model with which the last round began. Updates of the open round are
+    dropped. If `edgetailor serve` does not run, use `rollback`.
     """
     target = client_of(federation).go_back(round_, reason).round
     say_done(f"The next round starts from the model of round {target}.", as_json, round=target)

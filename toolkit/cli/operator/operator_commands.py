@@ -30,7 +30,9 @@ SORTS = ("joined", "device", "name", "kind", "state", "loss", "trained", "seen",
 def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
     """Check that no name is empty."""
     if "" in (given if isinstance(given, tuple) else (given,)):
-        raise click.BadParameter("a device's id is not empty; `edgetailor devices` lists all.")
+        raise click.BadParameter(
+            "a device's id cannot be empty; `edgetailor devices` lists all ids."
+        )
     return given
 
 
@@ -50,8 +52,9 @@ def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:
 def login(url: str, token_file: Path, certificate: str | None) -> None:
     """Save the coordinator at URL for other commands.
 
-    They use the last login, or that of the coordinator whose URL is given with --federation. Tokens
-    are saved in login.json below ~/.config/edgetailor, which only you can read.
+    Other commands use the last login, or the login of the coordinator whose URL is given with
+    --federation. Tokens are saved in login.json below ~/.config/edgetailor, which only you can
+    read.
     """
     from device_agent.cli.token_file import read_token
     from device_agent.client.addresses import check_url
@@ -74,7 +77,11 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
 @click.option("--state", help="Only devices in this state, such as waiting, training or paused.")
 @click.option("--search", help="Only devices with this text in their id or name.")
 @click.option(
-    "--sort", type=click.Choice(SORTS), default="joined", show_default=True, help="By what to sort."
+    "--sort",
+    type=click.Choice(SORTS),
+    default="joined",
+    show_default=True,
+    help="Sort the list by this key.",
 )
 @click.option("--descending", is_flag=True, help="Reverse the order.")
 @click.option("--start", default=0, type=click.IntRange(min=0), help="Number of devices to skip.")
@@ -96,9 +103,9 @@ def devices(
 ) -> None:
     """List the devices of a running federation.
 
-    Without --sort they are in the order in which they joined.
+    Without --sort the devices are in the order in which they joined.
     """
-    from toolkit.cli.printed.fleet_table import show_devices
+    from toolkit.cli.printed.operator_tables import show_devices
 
     show_answer(
         client_of(federation).devices(start, most, kind, state, search, sort, descending),
@@ -108,13 +115,15 @@ def devices(
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Print it again every two seconds, until Ctrl-C.")
+@click.option(
+    "--watch", is_flag=True, help="Print the status again every two seconds, until Ctrl-C."
+)
 @federation_option
 @json_option
 def status(watch: bool, federation: str | None, as_json: bool) -> None:
     """Show the round, the model and the first 200 devices.
 
-    Shows them for a running federation. `edgetailor devices` lists the others, with --start and
+    The federation must be running. `edgetailor devices` lists further devices, with --start and
     --most.
     """
     from device_agent.federation.fleet_status import lines
@@ -137,10 +146,10 @@ def status(watch: bool, federation: str | None, as_json: bool) -> None:
 def device(name: str, federation: str | None, as_json: bool) -> None:
     """Show the device NAME of a running federation.
 
-    NAME is its id, such as board-1. Shows its machine, its last updates, and what the operator did
-    with it.
+    NAME is the device's id, such as board-1. The command shows the machine of the device, its last
+    updates, and what the operator did with it.
     """
-    from toolkit.cli.printed.fleet_table import show_device
+    from toolkit.cli.printed.operator_tables import show_device
 
     show_answer(client_of(federation).device(name), show_device, as_json)
 
@@ -154,9 +163,9 @@ def device(name: str, federation: str | None, as_json: bool) -> None:
 def audit(after: int, federation: str | None, as_json: bool) -> None:
     """Print every action of the operator, with its reason.
 
-    Prints at most 1,000 entries. Use --after to print the next ones.
+    The command prints at most 1,000 entries. Use --after to print the next entries.
     """
-    from toolkit.cli.printed.fleet_table import show_audit
+    from toolkit.cli.printed.operator_tables import show_audit
 
     show_answer(client_of(federation).audit(after), show_audit, as_json)
 
@@ -170,7 +179,7 @@ def _action(name: "Action", text: str) -> click.Command:
     @federation_option
     @json_option
     def act(names: tuple[str, ...], reason: str, federation: str | None, as_json: bool) -> None:
-        from toolkit.cli.printed.fleet_table import state_text
+        from toolkit.cli.printed.operator_tables import state_text
 
         client, after = client_of(federation), []
         for identifier in names:
@@ -186,19 +195,21 @@ def _action(name: "Action", text: str) -> click.Command:
 pause = _action(
     "pause",
     "Give devices no more work.\n\n"
-    "They keep their places. An update that has come for the open round counts.",
+    "The devices keep their places. An update that has come for the open round counts.",
 )
-resume = _action("resume", "Let paused devices take part again.\n\nThis includes the open round.")
+resume = _action(
+    "resume", "Let paused devices take part again.\n\nThey take part in the open round, too."
+)
 remove = _action(
     "remove",
     "End the membership of devices: their places are free.\n\n"
     "Their updates of earlier rounds stay in the model. They can join again with a token; to "
-    "prevent it, use `ban`.",
+    "prevent this, use `ban`.",
 )
 ban = _action(
     "ban",
     "Remove devices, and refuse their keys.\n\n"
-    "Who holds a join token can still join with a new key.",
+    "Anyone who holds a join token can still join with a new key.",
 )
 let_in = _action(
     "let-in",
@@ -226,8 +237,8 @@ def rotate_secret(
 ) -> None:
     """Ask devices for new secrets.
 
-    A device makes a new secret when it next asks for work. Then its old one is void. A device that
-    makes none within the time of --valid has to join again.
+    A device makes a new secret when it next asks for work. Then its old secret is void. A device
+    that makes no new secret within the time of --valid has to join again.
     """
     client, asked = client_of(federation), {}
     for identifier in names:

@@ -32,11 +32,12 @@ def apply(
 ) -> None:
     """Apply the changed file of a running federation.
 
-    Shows the changes. They hold from the next round on. FEDERATION is the file or the state folder
-    of a federation that `edgetailor serve` runs on this machine, or the URL of a coordinator of
-    `edgetailor login`, by default the last. That coordinator reads its own file. Changes that would
-    make the model another one are refused; --carry allows a new `model` and says which tensors keep
-    their numbers, wholly or in part, and which begin with initial ones.
+    The command shows the changes. They take effect from the next round on. FEDERATION is the file
+    or the state folder of a federation that `edgetailor serve` runs on this machine, or the URL of
+    a coordinator of `edgetailor login`. The default is the coordinator of the last login. The
+    coordinator reads the file on its own machine. Changes that would result in a different model
+    are refused. --carry allows a new `model`, and says which tensors keep their numbers, wholly or
+    in part, and which begin with initial numbers.
     """
     from toolkit.coordinator.federation_source import check_served
     from toolkit.coordinator.operation.messages import SettingsChanges
@@ -54,8 +55,8 @@ def apply(
     def show(answer: SettingsChanges) -> None:
         for change in answer.changes:
             click.echo(change.text())
-        hold = "would hold" if dry_run else "hold"
-        said = f"These changes {hold} from round {answer.round} on."
+        take = "would take" if dry_run else "take"
+        said = f"These changes {take} effect from round {answer.round} on."
         click.echo(said if answer.changes else "The file has no changes.", err=True)
 
     show_answer(answer, show, as_json)

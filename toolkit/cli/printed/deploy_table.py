@@ -7,9 +7,9 @@ from rich.console import Console
 from device_agent.formats.protocol.fleet import further_figures, further_text
 from exporters.programs.output_parts import described_parts
 from profiles.text_formatting import format_bytes, format_seconds
-from toolkit.deployment.card_text import device_text
+from toolkit.deployment.card_fields import ModelCard
+from toolkit.deployment.card_markdown import device_text
 from toolkit.deployment.deploy_targets import Outcome
-from toolkit.deployment.model_card import ModelCard
 from toolkit.terminal_output import filled, table
 
 

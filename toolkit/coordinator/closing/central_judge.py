@@ -1,57 +1,39 @@
 """The judge of new models: when it acts, and which devices it pauses.
 
-`model_judge.py` finds the updates to leave out. A device whose updates were left out three times is
-paused. An operator decides about it. After `resume` the device takes part again; it is paused again
-after three more times.
+`model_judge.py` finds the updates to leave out, and `pause_rule.py` decides whom to pause for them.
+An operator decides about the device. After `resume` it takes part again, and only later updates
+count.
 """
 
 from collections.abc import Mapping, Sequence
 
 from device_agent.formats.protocol.fleet import RoundResult
-from toolkit.aggregation.model_judge import JUDGED, Bar, Quality
-from toolkit.coordinator.closing.round_aggregation import Samples
+from profiles.text_formatting import counted
+from toolkit.aggregation.pause_rule import LAST, Harm, add_round
+from toolkit.coordinator.closing.round_models import Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.operator_log import BY_JUDGE
-from toolkit.coordinator.rounds.compared_rounds import of_one_model
 
-TIMES = 3
-"""A device is paused after its updates were left out this many times."""
 JUDGE = "judge"
 """Who pauses such a device, in the audit log."""
 
 
-def bar_of(coordinator: Coordinator, held_out: Samples | None) -> Bar | None:
-    """The bar for the next model; None if this model is not judged.
-
-    A site is not judged, because it receives its models.
-    """
-    config, store = coordinator.config, coordinator.store
-    if held_out is None or not config.aggregation.judge or config.site:
-        return None
-    current = store.history.current_round()
-    if current is None or store.settings.model_changed_after(current):
-        return None  # the next model is the first of a changed `model`
-    results = of_one_model(store.history.results())
-    known = {r.round: Quality(r.accuracy, r.loss) for r in results if r.loss is not None}
-    line = reversed(store.history.line(current + 1))
-    models = [known[round_] for round_ in line if round_ in known]
-    if not models:
-        return None
-    return Bar.of(known[min(known)], models, len(held_out[1]))
+def judges(coordinator: Coordinator, held_out: Samples | None) -> bool:
+    """Whether new models are judged. A site is not judged, because it receives its models."""
+    config = coordinator.config
+    return held_out is not None and config.aggregation.judge and not config.site
 
 
-def rounds_judged(history: Sequence[RoundResult]) -> dict[str, list[int]]:
-    """The rounds in which the judge left out the update of a device, by device."""
-    rounds: dict[str, list[int]] = {}
+def harm_of_devices(history: Sequence[RoundResult]) -> dict[str, Harm]:
+    """The rounds in which the updates of each device did harm."""
+    harm: dict[str, Harm] = {}
     for result in history:
-        for device, reason in result.left_out.items():
-            if reason.startswith(JUDGED):
-                rounds.setdefault(device, []).append(result.round)
-    return rounds
+        add_round(harm, result.round, result.left_out, result.limited)
+    return harm
 
 
 def pause_judged(coordinator: Coordinator) -> None:
-    """Pause the devices whose updates were left out TIMES times since the judge last paused them.
+    """Pause the devices of whose updates since their last pause too many were left out.
 
     If the coordinator is killed before, it pauses them at its next start.
     """
@@ -62,15 +44,24 @@ def pause_judged(coordinator: Coordinator) -> None:
 
 
 def _due(coordinator: Coordinator) -> Mapping[str, str]:
-    """The devices to pause, with the reasons."""
+    """The devices to pause, with the reasons, at whose ends is the last round of harm."""
     store = coordinator.store
     due = {}
-    for device, rounds in rounds_judged(store.history.results()).items():
+    for device, harm in harm_of_devices(store.history.results()).items():
         entries = store.operator_log.entries(0, 2**31, device)
-        pauses = sum(entry.who == JUDGE and entry.action == "pause" for entry in entries)
-        fresh = rounds[pauses * TIMES :]
+        pauses = [entry for entry in entries if entry.who == JUDGE and entry.action == "pause"]
+        told = max((_last_round(entry.reason) for entry in pauses), default=-1)
+        sent = [round_ for round_, *_ in store.records.updates_of(device, LAST) if round_ > told]
+        rounds = harm.to_pause_for(sent)
         paused = device in store.operator_log.decisions
-        if len(fresh) >= TIMES and not paused and not store.registry.device(device).has_left:
-            named = ", ".join(map(str, fresh[:TIMES]))
-            due[device] = f"{BY_JUDGE}, which left out its updates of the rounds {named}"
+        if rounds and not paused and not store.registry.device(device).has_left:
+            due[device] = (
+                f"{BY_JUDGE}: of its last {counted(len(sent), 'update')}, it {harm.text(rounds)}, "
+                f"those of the rounds {', '.join(map(str, rounds))}"
+            )
     return due
+
+
+def _last_round(reason: str) -> int:
+    """The last round that the reason of a pause names, at its end."""
+    return int(reason.rpartition(" ")[2])

@@ -2,7 +2,7 @@
 
 import logging
 
-from toolkit.coordinator.closing.round_aggregation import CarryingModel, Model
+from toolkit.coordinator.closing.round_models import CarryingModel, Model
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
 from toolkit.coordinator.settings_check import checked_settings
@@ -25,7 +25,7 @@ def model_for_new_settings(coordinator: Coordinator) -> Model | None:
         rounds.done + 1, new.changes, checked_settings(new.config), log=(), loss=loss
     )
     if rounds.max_staleness is not None:
-        store.keep_flights({})  # devices may get other submodels, so all begin anew
+        store.keep_flights({})  # devices may get other submodels, so all begin again
     with coordinator.lock:
         config = coordinator.config = new.config
         coordinator.new_settings = None

@@ -10,12 +10,8 @@ from device_agent.formats.manifest import Struct, encode
 from device_agent.formats.protocol.fleet import RoundResult, SpentPrivacy
 from profiles.errors import EdgeTailorError
 from toolkit.aggregation.privacy.budget import PrivacyPlan, RoundNoise
-from toolkit.coordinator.closing.round_aggregation import (
-    Model,
-    PrivateModel,
-    RoundAggregation,
-    Samples,
-)
+from toolkit.coordinator.closing.round_aggregation import RoundAggregation
+from toolkit.coordinator.closing.round_models import Model, PrivateModel, Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import Device
 from toolkit.coordinator.rounds.upload_validation import Update, is_finite
@@ -32,7 +28,7 @@ class Opening(Struct, frozen=True, kw_only=True):
 
     Attributes:
         round: The round.
-        probability: The probability with which it asked each device.
+        probability: The probability with which epsilon counts that it asked a device.
         devices: The expected number of devices that it asked, by submodel.
     """
 
@@ -47,33 +43,25 @@ class PrivateRounds:
     Each device is asked with the same probability, independently of the others, from the operating
     system's cryptographic generator. The probability is `clients_per_round` divided by the number
     of members, or by the expected number if fewer are members.
-
-    Raises InputError if no noise is enough for the budget.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        config = coordinator.config
-        assert config.device_privacy is not None
-        self.plan: PrivacyPlan = config.device_privacy.plan(self.probability(0), config.last_round)
-
-    def probability(self, members: int) -> float:
-        """The probability with which a round asks each of its `members`."""
-        config = self._coordinator.config
-        members = max(members, config.expected_devices)
-        wanted = config.updates_wanted(members)
-        return 1.0 if wanted is None else min(1.0, wanted / members)
+        assert coordinator.privacy_plan is not None
+        self._plan: PrivacyPlan = coordinator.privacy_plan
 
     def asked(self, round_: int, candidates: Sequence[Device]) -> list[str]:
         """Draw the devices that `round_` asks, and store how it was done."""
         coordinator, draw = self._coordinator, SystemRandom()
         with coordinator.lock:
-            probability = self.probability(len(coordinator.rounds.present))
+            members = len(coordinator.rounds.present)
+            probability = coordinator.config.asking_probability(members)
+            counted = coordinator.config.counted_probability(members)
             devices: dict[str, float] = {}
             for device in candidates:
                 submodel = coordinator.submodel(device)
                 devices[submodel] = devices.get(submodel, 0.0) + probability
-        opening = Opening(round=round_, probability=probability, devices=devices)
+        opening = Opening(round=round_, probability=counted, devices=devices)
         coordinator.store.set_value(OPENING, encode(opening).decode())
         return [device.id for device in candidates if draw.random() < probability]
 
@@ -85,17 +73,18 @@ class PrivateRounds:
 
     def noise(self, round_: int) -> RoundNoise:
         """The clipping and the noise of `round_`, the open one."""
-        return self.plan.noise(self._earlier(), sum(self.opening(round_).devices.values()))
+        return self._plan.noise(self._earlier(), sum(self.opening(round_).devices.values()))
 
     def spent(self, round_: int, within: float | None) -> SpentPrivacy:
         """What is spent with the noise of `round_`, the open one; see `PrivacyPlan.after`."""
-        return self.plan.after(self._earlier(), self.opening(round_).probability, within)
+        return self._plan.after(self._earlier(), self.opening(round_).probability, within)
 
     def ends_with(self, result: RoundResult) -> bool:
         """Whether the budget allows no round after `result`, which is not stored. Logs it if so."""
         with self._coordinator.lock:
-            probability = self.probability(len(self._coordinator.rounds.present))
-        if self.plan.allows_another([*self._earlier(), result.privacy], probability):
+            members = len(self._coordinator.rounds.present)
+            probability = self._coordinator.config.counted_probability(members)
+        if self._plan.allows_another([*self._earlier(), result.privacy], probability):
             return False
         assert result.privacy is not None
         logger.info(
@@ -125,18 +114,18 @@ class PrivateAggregation(RoundAggregation):
         store: Store,
         held_out: Samples | None,
         opening: Opening,
-        noise: RoundNoise,
+        noise: RoundNoise | None = None,
     ) -> None:
+        """Without `noise`, the updates have it already."""
         super().__init__(model, store, held_out, opening.round)
         self._opening, self._noise = opening, noise
         self.within: float | None = None
 
     def run(self) -> int:
         """Aggregate the updates. Returns how many of them are in the sum."""
-        devices = [device for device, _, _ in self._store.updates(self._round)]
+        devices = self._senders()
         assert isinstance(self._model, PrivateModel)  # the file refuses a site
-        updates, expected = self._read_updates(devices), self._opening.devices
-        self.within = self._model.fold_noised(updates, expected, self._round, self._noise)
+        self._add_up(self._model, self._read_updates(devices))
         try:
             self._evaluate()
         except EdgeTailorError as error:
@@ -145,6 +134,11 @@ class PrivateAggregation(RoundAggregation):
             self._restore_model()
             self._evaluate()
         return len(devices) - len(self.left_out)
+
+    def _add_up(self, model: PrivateModel, updates: Iterable[Update]) -> None:
+        assert self._noise is not None
+        expected = self._opening.devices
+        self.within = model.fold_noised(updates, expected, self._round, self._noise)
 
     def _read_updates(self, devices: Iterable[str]) -> Iterator[Update]:
         for _, update in self._updates(set(devices)):

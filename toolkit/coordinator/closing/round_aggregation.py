@@ -5,9 +5,8 @@ To fold an update means to aggregate it into the model.
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec.structs import replace
 from safetensors import SafetensorError
 
@@ -16,7 +15,9 @@ from device_agent.formats.tensor_files import tensors_in
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
 from profiles.errors import EdgeTailorError, UpdateError
 from profiles.json_decoding import MalformedError, decode_json
-from toolkit.aggregation.limits.reference import Figures, RoundLimits
+from toolkit.aggregation.committee import DISAGREES
+from toolkit.aggregation.influence import influences, mean_gradient
+from toolkit.aggregation.limits.reference import RoundLimits
 from toolkit.aggregation.limits.update_bounds import (
     LIMIT,
     SUSPICIOUS,
@@ -25,8 +26,22 @@ from toolkit.aggregation.limits.update_bounds import (
     excesses,
     most_samples,
 )
-from toolkit.aggregation.model_judge import Bar, harmful, judged_text, search_order
-from toolkit.aggregation.privacy.budget import RoundNoise
+from toolkit.aggregation.model_judge import (
+    counted_samples,
+    judge_updates,
+    judged_text,
+    suspects,
+    with_part,
+)
+from toolkit.aggregation.stale_updates import staleness_weight
+from toolkit.coordinator.closing.round_models import (
+    CarryingModel,
+    ComparingModel,
+    JudgedModel,
+    Model,
+    Samples,
+    VersionedModel,
+)
 from toolkit.coordinator.database.suspicions import Suspect
 from toolkit.coordinator.rounds.upload_validation import Update, is_finite
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -36,99 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Samples = tuple[np.ndarray, np.ndarray]
-"""Samples and labels."""
 LOST_VERSION = "the model that it was trained from is not kept any more"
 DAMAGED = "its tensors are missing or damaged in the coordinator's state folder"
-
-
-class Model(Protocol):
-    """The part of a global model that the rounds need. `Federation` implements it."""
-
-    def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
-        """The files of the bundle for the current round `round_`: contents by file name."""
-
-    def check(self, update: Update, origin: str) -> None:
-        """Raise UpdateError unless `update` fits the model; `origin` names it in the error.
-
-        Any thread may call this method while the rounds use the model.
-        """
-
-    def scales(self, update: Update) -> Scales:
-        """How large the numbers in each tensor of `update` are; `check` has accepted the update."""
-
-    def figures(self, update: Update) -> Figures:
-        """The figures of `update` before it is limited; `check` has accepted the update."""
-
-    def fold_checked(self, updates: Iterable[Update], limits: RoundLimits | None = None) -> None:
-        """Aggregate updates, which `check` has accepted, each within `limits`."""
-
-    def evaluation(self, x: np.ndarray, y: np.ndarray) -> "Evaluation":
-        """How good the global model is on samples."""
-
-    def check_weights(self) -> None:
-        """Raise UpdateError if a weight of the global model is not finite.
-
-        Called instead of `evaluation` if the coordinator has no samples.
-        """
-
-    def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UpdateError if a training step on samples gives a number that is not finite."""
-
-    def save(self) -> bytes:
-        """Return the whole state."""
-
-    def load(self, data: bytes) -> None:
-        """Restore a state that `save` returned."""
-
-
-@runtime_checkable
-class VersionedModel(Model, Protocol):
-    """A global model for asynchronous rounds. `Federation` implements it."""
-
-    def fold_versions(
-        self,
-        updates: Iterable[Update],
-        stale: Iterable[tuple[int, bytes, Iterable[Update]]],
-        limits: RoundLimits | None = None,
-    ) -> None:
-        """Aggregate checked updates of this model and of earlier versions into the global model.
-
-        `stale` has for each version its staleness, the saved state, and the updates. Each update is
-        limited by `limits`.
-        """
-
-
-@runtime_checkable
-class PrivateModel(Model, Protocol):
-    """A global model for rounds with differential privacy. `Federation` implements it."""
-
-    def fold_noised(
-        self,
-        updates: Iterable[Update],
-        devices: Mapping[str, float],
-        round_: int,
-        noise: RoundNoise,
-    ) -> float | None:
-        """Aggregate the clipped changes of the checked updates of `round_`, with noise.
-
-        `devices` is how many devices of each submodel are expected in the sum. Returns the noised
-        share of the changes within the clip, if `noise` is for that, too.
-        """
-
-
-@runtime_checkable
-class CarryingModel(Model, Protocol):
-    """A global model that can take over the weights of another. `Federation` implements it."""
-
-    def carried(self, data: bytes) -> tuple[bytes, str]:
-        """A state with the weights of the saved state `data` of another model, and what fits."""
-
-    def keeps_personal(self, spec: str) -> bool:
-        """Whether devices that train `spec` keep tensors of their own from round to round."""
-
-    def loss_code(self) -> str | None:
-        """What the user's own loss computes; None for other losses."""
 
 
 def current_state(store: Store, model: Model) -> bytes:
@@ -151,8 +75,8 @@ class RoundAggregation:
     An update is left out if it is damaged or far beyond its bounds. An update is also left out if
     the aggregated model cannot predict or train with this update. If every update is left out, the
     model stays as it was. If `bounded`, the other updates are limited; see
-    `toolkit/aggregation/limits/update_limits.py`. If the new model misses `bar`, the updates that
-    are the cause are left out; see `toolkit/aggregation/model_judge.py`.
+    `toolkit/aggregation/limits/update_limits.py`. If `judged`, updates that make the new model
+    worse are left out; see `toolkit/aggregation/model_judge.py`.
 
     Attributes:
         left_out: Maps a device to the reason why its update was left out.
@@ -172,21 +96,24 @@ class RoundAggregation:
         round_: int,
         asynchronous: bool = False,
         bounded: bool = False,
-        bar: Bar | None = None,
+        judged: bool = False,
     ) -> None:
         self.limited: dict[str, Limited] = {}
         self.reference = store.reference() if bounded else None
         self._limits: RoundLimits | None = None
-        self._bar = bar
-        self._kinds: dict[str, str] = {}
+        self._judged = judged
         self.left_out: dict[str, str] = {}
         self.excess: dict[str, Excess] = {}
         self.quality: Evaluation | None = None
         self._model, self._store, self._held_out = model, store, held_out
+        if isinstance(model, ComparingModel):
+            model.held_out = held_out
         self._round, self._must_train = round_, True
         self._most_samples = MOST_SAMPLES
         self.staleness: dict[str, int] = {}
         self._models: dict[int, str] = {}
+        self._weakened: set[str] = set()
+        self._parts: dict[str, tuple[int, int]] = {}
         if asynchronous:
             self._find_versions()
 
@@ -201,11 +128,61 @@ class RoundAggregation:
         self._judge([device for device in devices if device not in self.left_out])
         if self._limits is not None:
             self.reference = self._limits.reference.after(self._limits.figures)
-        return len(devices) - len(self.left_out)
+        return self.inside
+
+    def without_disagreeing(self, reason: str) -> bool:
+        """Aggregate again without the updates that point against the others.
+
+        They are left out because of the votes in `reason`. Returns False if none points
+        against the others, or no model can be made without them.
+        """
+        model = self._model
+        if not isinstance(model, ComparingModel):
+            return False
+        devices = {device for device in self._senders() if device not in self.left_out}
+        order: list[str] = []
+        if self._limits is not None:
+            self.reference = self._limits.reference
+        try:
+            self._restore_model()
+            out = {order[n] for n in model.disagreeing(self._in_order(devices, order))}
+            if not out:
+                return False
+            self._restore_model()
+            self._fold(devices - out)
+        except EdgeTailorError:
+            return False
+        self.left_out |= dict.fromkeys(sorted(out), f"{DISAGREES} {reason}")
+        text = "Round %d: left out the updates that point against the others, of %s."
+        logger.warning(text, self._round, ", ".join(sorted(out)))
+        if self._limits is not None:
+            self.reference = self._limits.reference.after(self._limits.figures)
+        return True
+
+    def _in_order(self, devices: Set[str], order: list[str]) -> Iterator[Update]:
+        """Yield the updates of `devices`, and add their devices to `order`."""
+        for device, update in self._updates(devices):
+            order.append(device)
+            yield update
+            del update  # otherwise two updates are in memory while the next one is read
+
+    def reject(self, reason: str) -> int:
+        """Leave out all updates for `reason`, so that the model stays as it was. Returns 0."""
+        self.left_out |= {d: reason for d in self._senders() if d not in self.left_out}
+        self.limited, self.reference = {}, None
+        self._restore_model()
+        if self._held_out is not None:
+            self.quality = self._model.evaluation(*self._held_out)
+        return 0
 
     def _senders(self) -> list[str]:
         """The devices whose updates have come."""
         return [device for device, _, _ in self._store.updates(self._round)]
+
+    @property
+    def inside(self) -> int:
+        """How many updates are not left out."""
+        return len(self._senders()) - len(self.left_out)
 
     @property
     def suspect(self) -> Suspect | None:
@@ -221,7 +198,6 @@ class RoundAggregation:
         scales: dict[str, Scales] = {}
         samples, unknown = [], {}
         for device, update in self._updates(set(devices)):
-            self._kinds[device] = update[0].submodel
             scales[device] = self._model.scales(update)
             samples.append(update[0].samples)
             if self._is_unknown(device, update[0].submodel):
@@ -250,32 +226,55 @@ class RoundAggregation:
         All of them are in the model.
         """
         whole = self.quality
-        aim = None if self._bar is None or whole is None else self._bar.aim(whole)
-        if aim is None:
+        if not self._judged or whole is None or whole.groups is None:
             return
-        assert whole is not None
-        what = "does not rise" if aim.stalled else "falls"
-        text = "Round %d: the quality %s; updates are left out to find why."
-        logger.info(text, self._round, what)
-
-        def is_good(out: Collection[str]) -> bool:
-            self._restore_model()
-            try:
-                self._fold([device for device in devices if device not in out])
-            except EdgeTailorError:
-                return False
-            return self.quality is not None and aim.is_reached(self.quality)
-
-        found = harmful(sorted(devices, key=self._most_limited_first), is_good, aim.stalled)
+        assert self._held_out is not None
+        new = self._model.save()
+        suspected = suspects(self._influences(devices))
+        if not suspected:
+            self._model.load(new)
+            return
         self._restore_model()
-        self._fold([device for device in devices if device not in found])
+        before = self._model.evaluation(*self._held_out)
+        text = "Round %d: suspected of raising the loss on the held-out samples: %s."
+        logger.info(text, self._round, ", ".join(suspected))
+
+        def fold(out: Collection[str], weakened: Collection[str]) -> None:
+            self._restore_model()
+            self._weakened = {*weakened}
+            self._fold([device for device in devices if device not in out])
+
+        def candidate(out: Set[str], weakened: Set[str]) -> "Evaluation | None":
+            try:
+                fold(out, weakened)
+            except EdgeTailorError:
+                return None
+            return self.quality
+
+        verdict = judge_updates(suspected, before, whole, candidate)
+        fold(*verdict)
         assert self.quality is not None
-        for device in found:
+        for device in verdict.left_out:
             self.left_out[device] = judged_text(self.quality, whole)
 
-    def _most_limited_first(self, device: str) -> tuple[float, str, str]:
-        """Sort the updates so that those that may be harmful together are neighbours."""
-        return *search_order(self.limited.get(device), self._kinds.get(device, "")), device
+    def _influences(self, devices: Sequence[str]) -> Mapping[str, float]:
+        """By how much each update raises the loss. Restores an earlier model."""
+        model = self._model
+        assert isinstance(model, JudgedModel)
+        assert self._held_out is not None
+        after = model.gradient(*self._held_out)
+        self._restore_model()
+        gradient = mean_gradient(model.gradient(*self._held_out), after)
+        found = {}
+        for staleness in sorted({self.staleness.get(device, 0) for device in devices}):
+            if staleness:
+                model.load(self._saved(staleness))
+            same = {d for d in devices if self.staleness.get(d, 0) == staleness}
+            for device, update in self._updates(same):
+                own = model.influence(update, gradient, self.reference)
+                found[device] = own.weakened(staleness_weight(staleness))
+                del update  # otherwise two updates are in memory while the next one is read
+        return influences(found)
 
     def _fold_sound(self, devices: Sequence[str]) -> None:
         """Fold those updates of `devices` that leave the model usable.
@@ -348,10 +347,13 @@ class RoundAggregation:
     def _fold_usable(self, devices: Set[str]) -> None:
         """Fold the updates of `devices`, and note what was limited."""
         limits = None if self.reference is None else RoundLimits(self.reference)
+        self.limited, self._parts = {}, {}
         folded = self._fold_within(devices, limits)
         if limits is not None:
             self._limits, pairs = limits, zip(folded, limits.limited, strict=True)
             self.limited = {device: limited for device, limited in pairs if limited is not None}
+        for device, part in self._parts.items():
+            self.limited[device] = with_part(self.limited.get(device), *part)
 
     def _fold_within(self, devices: Set[str], limits: RoundLimits | None) -> list[str]:
         """Fold the updates of `devices`. Returns the devices in the order of their updates."""
@@ -397,6 +399,12 @@ class RoundAggregation:
         """
         for device, (record, arrays) in self._updates(devices):
             order.append(device)
+            if device in self._weakened:
+                known = self.reference
+                most = self._most_samples if known is None else known.most_samples(record.submodel)
+                part = counted_samples(record.samples, most)
+                self._parts[device] = record.samples, part
+                record = replace(record, samples=part)
             if self.reference is not None:  # these limits have a lower cap, and report it
                 yield record, arrays
                 continue

@@ -7,7 +7,7 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.fleet import Preparation
 from profiles.errors import EdgeTailorError
 from toolkit.coordinator.closing.device_selection import DeviceSelection
-from toolkit.coordinator.closing.round_aggregation import Model
+from toolkit.coordinator.closing.round_models import Model
 from toolkit.coordinator.closing.untrainable_model import is_spoilt
 from toolkit.coordinator.coordinator import STARTED, Coordinator
 from toolkit.coordinator.database.device_registry import hashed
@@ -63,6 +63,7 @@ class RoundOpening:
         kept = coordinator.store.set_bundles(round_, self._bundles(round_), oldest)
         with coordinator.lock:
             coordinator.bundles, coordinator.bundles_made = kept, set()
+            coordinator.candidate = None
             coordinator.note_preparation("bundles", None)
 
     def _bundles(self, round_: int) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -16,22 +16,20 @@ from device_agent.formats.protocol.fleet import (
 from profiles.errors import EdgeTailorError
 from profiles.text_formatting import counted, round_of
 from toolkit.aggregation.limits.reference import Reference
-from toolkit.coordinator.closing.central_judge import bar_of, pause_judged
+from toolkit.coordinator.closing.central_judge import judges, pause_judged
+from toolkit.coordinator.closing.committee_judging import decided_by_committee
 from toolkit.coordinator.closing.device_selection import DeviceSelection
 from toolkit.coordinator.closing.full_disk import plain, when_room
 from toolkit.coordinator.closing.judging import counts_of_updates, judging_is_over, last_figure
 from toolkit.coordinator.closing.new_settings import model_for_new_settings
 from toolkit.coordinator.closing.private_rounds import PrivateAggregation, PrivateRounds
-from toolkit.coordinator.closing.round_aggregation import (
-    Model,
-    RoundAggregation,
-    Samples,
-    current_state,
-)
+from toolkit.coordinator.closing.round_aggregation import RoundAggregation, current_state
+from toolkit.coordinator.closing.round_models import Model, Samples
 from toolkit.coordinator.closing.round_opening import RoundOpening
 from toolkit.coordinator.closing.round_report import staleness_text, tell_round
 from toolkit.coordinator.closing.secure_closing import (
     ClosedSums,
+    NoisedSumAggregation,
     SumAggregation,
     close_sums,
     summed_evaluation,
@@ -39,7 +37,11 @@ from toolkit.coordinator.closing.secure_closing import (
 from toolkit.coordinator.closing.untrainable_model import go_back, go_back_as_wanted, is_spoilt
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.device_registry import label
-from toolkit.coordinator.releases.automatic_release import MakeRelease, release_if_due
+from toolkit.coordinator.releases.release_schedule import (
+    MakeRelease,
+    release_if_due,
+    release_to_all_if_taken,
+)
 from toolkit.coordinator.rounds.device_evaluation import federated_evaluation
 from toolkit.coordinator.rounds.early_stopping import ends_early, note_early_end
 from toolkit.coordinator.rounds.upload_validation import is_finite
@@ -121,7 +123,7 @@ class RoundWorker:
         coordinator.forget_absent()
         coordinator.void_late_secrets()
         coordinator.released.refresh(coordinator.key)
-        coordinator.release_to_all_if_taken()
+        release_to_all_if_taken(coordinator.store, coordinator.released)
         coordinator.minute_log.flush()
         with coordinator.lock:
             spoilt = is_spoilt(coordinator)
@@ -239,12 +241,16 @@ class RoundWorker:
         else:
             _check_finite(model.evaluation(*self._held_out).loss)
 
+    def _pause_judged(self) -> None:
+        if judges(self._coordinator, self._held_out):
+            pause_judged(self._coordinator)
+
     def resume(self) -> None:
         """Load and publish the latest model. In a new federation, save and publish the first."""
         if self._coordinator.store.history.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds
-            pause_judged(self._coordinator)
+            self._pause_judged()
             if not rounds.over:
                 current = self._coordinator.store.history.current_round()
                 origin = f" from the model of round {current}" if current != rounds.done else ""
@@ -267,16 +273,23 @@ class RoundWorker:
         received = counts_of_updates(coordinator, round_)
         folding = self._folding(round_, sums)
         updates = folding.run()
-        self._quality = folding.quality
         for device, reason in folding.left_out.items():
             if sums is not None and device in sums.failed:
                 continue  # said already
             if coordinator.minute_log.begins(f"{device} {round_}", LEFT_OUT):
                 logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
-        if folding.suspect is not None:
-            coordinator.store.suspicions.note_suspect(folding.suspect)
         # The counts of a device whose update is unusable are not trusted either.
         trusted = {d: counts for d, counts in received.items() if d not in folding.left_out}
+        if updates and coordinator.config.evaluation.committee is not None:
+            inside = decided_by_committee(
+                coordinator, self._model, folding, trusted, self._when_room, self._stopping
+            )
+            if inside is None:
+                return
+            updates = inside
+        self._quality = folding.quality
+        if folding.suspect is not None:
+            coordinator.store.suspicions.note_suspect(folding.suspect)
         # After the last round the same devices are asked once more. If the process is killed before
         # the result is kept, the round is aggregated again and this is repeated.
         # In asynchronous rounds, some devices have received an earlier model.
@@ -300,7 +313,7 @@ class RoundWorker:
         summed = [] if sums is None else sums.devices(set(folding.left_out))
         self._keep(result, figure, staleness_text(staleness), folding.reference, summed)
         coordinator.folded(trusted, stops)
-        pause_judged(coordinator)
+        self._pause_judged()
         if coordinator.rounds.over:
             coordinator.notify("rounds-ended", "All rounds are done.")
 
@@ -332,17 +345,22 @@ class RoundWorker:
     def _folding(self, round_: int, sums: ClosedSums | None) -> RoundAggregation:
         """What aggregates the updates of `round_`, or its secure `sums`."""
         coordinator, store = self._coordinator, self._coordinator.store
-        if self._private is not None:
-            opening, noise = self._private.opening(round_), self._private.noise(round_)
-            return PrivateAggregation(self._model, store, self._held_out, opening, noise)
+        model, held_out, private = self._model, self._held_out, self._private
         if sums is not None:
-            groups = sums.groups
-            folding = SumAggregation(self._model, coordinator, self._held_out, round_, groups)
+            folding: RoundAggregation
+            if private is None:
+                folding = SumAggregation(model, coordinator, held_out, round_, sums.groups)
+            else:
+                opening = private.opening(round_)
+                folding = NoisedSumAggregation(model, coordinator, held_out, opening, sums.groups)
             folding.left_out |= sums.failed
             return folding
+        if private is not None:
+            opening, noise = private.opening(round_), private.noise(round_)
+            return PrivateAggregation(model, store, held_out, opening, noise)
         is_async = coordinator.rounds.max_staleness is not None
-        bounded, bar = coordinator.config.aggregation.bounds, bar_of(coordinator, self._held_out)
-        return RoundAggregation(self._model, store, self._held_out, round_, is_async, bounded, bar)
+        bounded, judged = coordinator.config.aggregation.bounds, judges(coordinator, held_out)
+        return RoundAggregation(model, store, held_out, round_, is_async, bounded, judged)
 
     def _log_end(self) -> None:
         rounds = self._coordinator.rounds

@@ -1,7 +1,7 @@
 """Closes a round with secure sums: devices go through the steps, and a group is one update."""
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,12 +13,15 @@ from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import MANIFEST, WEIGHTS, Manifest, uploaded
 from device_agent.formats.protocol.fleet import FederatedEvaluation
 from device_agent.formats.update import MOST_SAMPLES, UpdateRecord
+from device_agent.privacy.factor_products import summed_table, summed_tensors
 from device_agent.privacy.secret_sum import SecretSum
 from device_agent.privacy.summed_updates import GroupMean, elements, group_mean
 from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 from toolkit.aggregation.update_validation import is_variance
-from toolkit.coordinator.closing.round_aggregation import Model, RoundAggregation, Samples
+from toolkit.coordinator.closing.private_rounds import Opening, PrivateAggregation
+from toolkit.coordinator.closing.round_aggregation import RoundAggregation
+from toolkit.coordinator.closing.round_models import Model, PrivateModel, Samples
 from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.rounds.device_evaluation import DeviceCounts, federated_evaluation
 from toolkit.coordinator.rounds.upload_validation import Update
@@ -32,7 +35,8 @@ class GroupUpdate(NamedTuple):
 
     Attributes:
         devices: The devices of the group.
-        update: The record and the tensors of the mean.
+        update: The record and the tensors of the mean. With noise of the devices, the sum of their
+            changes in place of the tensors.
         mean: The figures of the sum.
     """
 
@@ -62,8 +66,9 @@ class ClosedSums(NamedTuple):
     def texts(self) -> Iterator[str]:
         """Yield a line for each sum, and a line for each submodel without a sum."""
         for submodel, (devices, (record, _), mean) in self.groups.items():
-            text = f"secure sum of {submodel}: {counted(len(devices), 'device')}, mean loss "
-            text += record.losses(4)
+            text = f"secure sum of {submodel}: {counted(len(devices), 'device')}"
+            if mean.steps:  # with differential privacy, devices add no losses and steps
+                text += f", mean loss {record.losses(4)}"
             yield text + (f", {mean.clipped} numbers clipped" if mean.clipped else "")
         for submodel, why in self.failed.items():
             yield f"no secure sum of {submodel}: {why.removesuffix('.')}"
@@ -115,7 +120,7 @@ def _added_up(coordinator: Coordinator) -> ClosedSums:
 
 def _group_update(coordinator: Coordinator, submodel: str, own: SecretSum) -> GroupUpdate:
     """The mean update of a group whose shares have come. Raises UpdateError if it is unusable."""
-    store, terms = coordinator.store, coordinator.config.secure_terms
+    store, terms = coordinator.store, coordinator.secure_terms
     assert terms is not None
     bundle = coordinator.bundles[submodel]
     about = store.blobs.path(bundle[MANIFEST].sha256).read_bytes()
@@ -135,31 +140,43 @@ def _group_update(coordinator: Coordinator, submodel: str, own: SecretSum) -> Gr
 
     total = own.total(vectors())
     mean = group_mean(total, table, terms, len(own.group.members), len(own.present))
-    received = load_file(store.blobs.path(bundle[WEIGHTS].sha256))
-    update = mean_update(mean, manifest, fingerprint(about).sha256, received)
+    if terms.privacy is None:
+        received = load_file(store.blobs.path(bundle[WEIGHTS].sha256))
+        tensors = mean_tensors(mean, manifest, received)
+    else:
+        times = len(own.present)
+        tensors = {n: (times * change).astype(np.float32) for n, change in mean.changes.items()}
+    update = group_record(mean, manifest, fingerprint(about).sha256), tensors
     assert coordinator.check_update is not None
     coordinator.check_update(update, f"the secure sum of {submodel}")
     return GroupUpdate(own.present, update, mean)
 
 
-def mean_update(
-    mean: GroupMean, manifest: Manifest, bundle: str, received: Mapping[str, np.ndarray]
-) -> Update:
-    """The mean update of a group as one update, with the samples of all its devices.
+def mean_tensors(
+    mean: GroupMean, manifest: Manifest, received: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The mean of the tensors of a group, with the products of low-rank factors in place of them.
 
     Args:
         mean: The figures of the sum.
         manifest: The manifest of the bundle that the devices trained.
-        bundle: SHA-256 of the manifest.
         received: The tensors that the devices received.
     """
-    table, tensors = uploaded(manifest.tensors), {}
-    for entry in table:
-        value = received[entry.name] + mean.changes[entry.name]
+    sent, tensors = uploaded(manifest.tensors), {}
+    for entry, before in zip(summed_table(sent), summed_tensors(received, sent), strict=True):
+        value = before + mean.changes[entry.name]
         if is_variance(entry.stands_for or entry.name):
             value = np.maximum(value, 0)  # rounding may have made a variance of zero negative
         tensors[entry.name] = value.astype(entry.dtype)
-    record = UpdateRecord(
+    return tensors
+
+
+def group_record(mean: GroupMean, manifest: Manifest, bundle: str) -> UpdateRecord:
+    """The record of the update of a group, with the samples of all its devices.
+
+    `bundle` is the SHA-256 of the `manifest` of the bundle that the devices trained.
+    """
+    return UpdateRecord(
         bundle=bundle,
         base=manifest.base,
         submodel=manifest.submodel,
@@ -167,10 +184,9 @@ def mean_update(
         steps=round(mean.steps),
         loss_first=mean.loss_first,
         loss_last=mean.loss_last,
-        tensors=table,
+        tensors=summed_table(uploaded(manifest.tensors)),
         file=fingerprint(b""),
     )
-    return record, tensors
 
 
 def summed_evaluation(round_: int, groups: Mapping[str, GroupUpdate]) -> FederatedEvaluation | None:
@@ -199,11 +215,30 @@ def summed_evaluation(round_: int, groups: Mapping[str, GroupUpdate]) -> Federat
     )
 
 
-class SumAggregation(RoundAggregation):
-    """Aggregates the mean updates of groups. It leaves out whole groups only.
+class _OfGroups(RoundAggregation):
+    """Aggregates the updates of groups. It leaves out whole groups only.
 
     `left_out` has submodels as keys.
     """
+
+    _groups: dict[str, GroupUpdate]
+
+    def run(self) -> int:
+        """Aggregate the groups. Returns the number of devices in groups that were not left out."""
+        super().run()
+        return sum(len(g.devices) for name, g in self._groups.items() if name not in self.left_out)
+
+    def _senders(self) -> list[str]:
+        return sorted(self._groups)
+
+    def _updates(self, devices: Set[str]) -> Iterator[tuple[str, Update]]:
+        for name in self._senders():
+            if name in devices and name not in self.left_out:
+                yield name, self._groups[name].update
+
+
+class SumAggregation(_OfGroups):
+    """Aggregates the mean updates of groups."""
 
     def __init__(
         self,
@@ -216,19 +251,24 @@ class SumAggregation(RoundAggregation):
         super().__init__(model, coordinator.store, held_out, round_)
         self._groups = groups
 
-    def run(self) -> int:
-        """Aggregate the groups. Returns the number of devices in groups that were not left out."""
-        super().run()
-        return sum(len(g.devices) for name, g in self._groups.items() if name not in self.left_out)
-
-    def _senders(self) -> list[str]:
-        return sorted(self._groups)
-
     def _bound(self, devices: Sequence[str]) -> None:
         super()._bound(devices)
         self._most_samples = MOST_SAMPLES  # groups differ in their number of devices
 
-    def _updates(self, devices: Set[str]) -> Iterator[tuple[str, Update]]:
-        for name in self._senders():
-            if name in devices and name not in self.left_out:
-                yield name, self._groups[name].update
+
+class NoisedSumAggregation(_OfGroups, PrivateAggregation):
+    """Aggregates the sums of groups, whose devices have clipped their changes and added noise."""
+
+    def __init__(
+        self,
+        model: Model,
+        coordinator: Coordinator,
+        held_out: Samples | None,
+        opening: Opening,
+        groups: dict[str, GroupUpdate],
+    ) -> None:
+        super().__init__(model, coordinator.store, held_out, opening)
+        self._groups = groups
+
+    def _add_up(self, model: PrivateModel, updates: Iterable[Update]) -> None:
+        model.fold_changes(updates, self._opening.devices, self._round)

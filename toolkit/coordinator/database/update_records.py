@@ -7,7 +7,7 @@ import msgspec
 
 from device_agent.formats.update import UpdateRecord
 from profiles.documents.bundle_profile import Profile
-from profiles.documents.profile_reading import same_hardware
+from profiles.documents.bundle_profile_reading import same_hardware
 from toolkit.coordinator.database.database import Database
 
 

@@ -30,6 +30,7 @@ class DeviceActivity:
         inputs: How the inputs of the last update differ from the coordinator's samples. Set only
             if they differ much.
         told: The reason that was logged when the device stopped. None once a later update has come.
+        judges_last: Whether the device got the work of judging the last model.
     """
 
     seen_at: float
@@ -43,6 +44,7 @@ class DeviceActivity:
     has_come: bool = False
     told: str | None = None
     inputs: str | None = None
+    judges_last: bool = False
 
     def status(
         self,

@@ -29,7 +29,7 @@ def prepared(state: Path) -> CoordinatorKey | None:
 
 
 def install(state: Path, key: CoordinatorKey) -> None:
-    """If the next key is `key`, let it replace the earlier key. Otherwise remove the next key."""
+    """Make the file of the next key the key file if it holds `key`. Otherwise remove it."""
     following = prepared(state)
     if following is not None and following.fingerprint == key.fingerprint:
         os.replace(state / NEXT_KEY, state / KEY)

@@ -14,7 +14,7 @@ from toolkit.coordinator.federation_file.federation_config import CoordinatorCon
 from toolkit.coordinator.refusals import conflict
 from toolkit.planning.parallel_workloads import ModelSource, Search
 from toolkit.planning.plan import decide
-from toolkit.planning.plan_display import as_key, check_fits
+from toolkit.planning.plan_reasons import as_key, check_fits
 from toolkit.planning.submodel_workloads import Impossible, Known
 
 

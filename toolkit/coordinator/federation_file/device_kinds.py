@@ -13,7 +13,7 @@ AUTO = "auto"
 ANY = "any"
 """The value of `count` if any number of devices may join."""
 BUDGETS = ("memory", "step_time", "bandwidth")
-"""The budgets of a kind of devices. They may be changed, and hold for devices that join later."""
+"""The budgets of a kind of devices. A changed budget applies to devices that join later."""
 SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 """Keys of a kind of devices that only `simulate` uses."""
 

@@ -21,6 +21,8 @@ from exporters.objectives.loss_text import canonical, takes_numbers
 from profiles.errors import InputError
 from profiles.text_formatting import counted
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.committee import FEWEST
+from toolkit.aggregation.privacy.budget import PrivacyPlan
 from toolkit.coordinator.federation_file.device_kinds import ANY, DeviceKind
 from toolkit.coordinator.federation_file.model_keys import ModelKeys
 from toolkit.coordinator.federation_file.privacy_table import PrivacyTable, with_privacy
@@ -165,7 +167,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     def _sites_are_synchronous(self) -> Self:
         if self.site and self.mode == "async":
             raise ValueError(
-                'a site needs mode = "sync": the updates of its aggregate are of one model'
+                'a site needs mode = "sync", because all updates in its aggregate must be of one '
+                "model"
             )
         return self
 
@@ -175,8 +178,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         if rule != "mean" and (self.site or self.mode == "async"):
             key = "site = true" if self.site else 'mode = "async"'
             raise ValueError(
-                f'rule = "{rule}" of [aggregation] needs all updates of one model together, which '
-                f'{key} does not have: set rule = "mean"'
+                f'rule = "{rule}" of [aggregation] needs all updates of one model together, so it '
+                f'cannot be used with {key}: set rule = "mean"'
             )
         return self
 
@@ -200,7 +203,9 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
              "counts of devices get no noise"),
         ):  # fmt: skip
             if breaks:
-                raise ValueError(f"`{key}` does not go with [privacy], because {why}: remove it")
+                raise ValueError(
+                    f"`{key}` cannot be combined with [privacy], because {why}: remove it"
+                )
         if private.noise_multiplier is None and self.last_round is None:
             raise ValueError(
                 "[privacy] without a last round needs `noise_multiplier`: set it, or a number of "
@@ -219,9 +224,27 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     def _samples_stay_private(self) -> Self:
         if self.training.is_private and self.evaluation.share > 0:
             raise ValueError(
-                "`share` of [evaluation] does not go with `sample_clip` of [training], because "
-                "counts of devices get no noise: remove one of them"
+                "`share` of [evaluation] cannot be combined with `sample_clip` of [training], "
+                "because counts of devices get no noise: remove one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _committee_judges_all_updates(self) -> Self:
+        if self.evaluation.committee is not None and self.mode == "async":
+            raise ValueError(
+                '`committee` of [evaluation] needs mode = "sync": in asynchronous rounds, devices '
+                "have evaluated different models before"
+            )
+        for key, most in (
+            ("count", self.places), ("quorum", self.quorum),
+            ("clients_per_round", self.clients_per_round),
+        ):  # fmt: skip
+            if self.evaluation.committee and isinstance(most, int) and most < FEWEST:
+                raise ValueError(
+                    f"a `committee` of [evaluation] needs the updates of {FEWEST} devices in each "
+                    f"round, but `{key}` allows {most}: raise it, or remove `committee`"
+                )
         return self
 
     @model_validator(mode="after")
@@ -239,10 +262,39 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         """The table [privacy] if it asks for differential privacy; None otherwise."""
         return None if self.privacy is None or self.privacy.clip is None else self.privacy
 
-    @property
-    def secure_terms(self) -> SecureTerms | None:
-        """The terms of secure sums; None without them."""
-        return None if self.privacy is None else self.privacy.terms
+    def asking_probability(self, members: int) -> float:
+        """The probability with which differential privacy asks each of the `members` in a round."""
+        members = max(members, self.expected_devices)
+        wanted = self.updates_wanted(members)
+        return 1.0 if wanted is None else min(1.0, wanted / members)
+
+    def counted_probability(self, members: int) -> float:
+        """The probability of `asking_probability` with which epsilon is computed.
+
+        The coordinator of secure sums knows whom it asks, so the probability is 1 there. Otherwise
+        a round that asks nobody draws again, which makes it more probable that a device is asked.
+        """
+        asked = self.asking_probability(members)
+        if asked == 1 or (self.privacy is not None and self.privacy.secure_aggregation):
+            return 1.0
+        nobody = (1 - asked) ** max(members, self.expected_devices)
+        return min(1.0, asked / (1 - nobody))
+
+    def privacy_plan(self) -> PrivacyPlan | None:
+        """The differential privacy of the rounds for devices; None without it.
+
+        Raises InputError if no noise is enough for the budget, or `dp-accounting` is missing.
+        """
+        private = self.device_privacy
+        if private is None:
+            return None
+        return private.plan(self.counted_probability(0), self.last_round)
+
+    def secure_terms(self, plan: PrivacyPlan | None) -> SecureTerms | None:
+        """The terms of secure sums with the noise of `plan`, if any; None without secure sums."""
+        if self.privacy is None or not self.privacy.secure_aggregation:
+            return None
+        return self.privacy.terms(plan)
 
     @property
     def places(self) -> int | None:
@@ -274,7 +326,17 @@ class CoordinatorConfig(FederationConfig):
     simulation: SimulationTable | None = None
 
     @model_validator(mode="after")
+    def _rule_has_samples(self) -> Self:
+        if self.aggregation.rule == "fltrust" and self.held_out is None:
+            raise ValueError(
+                'rule = "fltrust" of [aggregation] compares updates with a training on held-out '
+                "samples: set `held_out`, or use another rule"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _secure_sums_are_possible(self) -> Self:
-        if self.secure_terms is not None and (why := secure_misfit(self)) is not None:
-            raise ValueError(f"secure_aggregation of [privacy] does not go with {why}")
+        secure = self.privacy is not None and self.privacy.secure_aggregation
+        if secure and (why := secure_misfit(self)) is not None:
+            raise ValueError(f"secure_aggregation of [privacy] cannot be combined with {why}")
         return self

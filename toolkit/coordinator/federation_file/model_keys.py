@@ -50,7 +50,7 @@ class ModelKeys(Table):
             return self
         if self.example is not None or self.inputs:
             raise ValueError(
-                "`input_range` does not go with `example` or `inputs`: remove one of them"
+                "`input_range` cannot be combined with `example` or `inputs`: remove one of them"
             )
         try:
             range_between(*self.input_range)

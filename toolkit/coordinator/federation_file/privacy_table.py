@@ -1,11 +1,17 @@
 """The table [privacy] of the federation's file, and the keys that it excludes."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from device_agent.formats.protocol.secure_sums import FEWEST, MOST_SAMPLES, SecureTerms
+from device_agent.formats.protocol.secure_sums import (
+    FEWEST,
+    MOST_SAMPLES,
+    SecureTerms,
+    SumPrivacy,
+)
 from toolkit.aggregation.privacy.budget import PrivacyBudget, PrivacyPlan, noise_for
 from toolkit.toml_files import Table
 
@@ -21,7 +27,7 @@ it asks, so no device decides whether another device counts."""
 
 
 class PrivacyTable(Table):
-    """Differential privacy for devices, or secure sums.
+    """Differential privacy for devices, secure sums, or both.
 
     With differential privacy, the models tell little about a single device's data:
 
@@ -37,7 +43,10 @@ class PrivacyTable(Table):
     - `secure_aggregation`: use them.
     - `smallest_group`: a sum has the updates of at least so many devices.
     - `most_change`: no number of an update changes by more in a round; larger changes are clipped.
-    - `most_samples`: a device with more samples counts like one with so many.
+    - `most_samples`: a device with more samples counts as if it had this number.
+
+    With both, the devices clip their changes and add the noise themselves, so the coordinator sees
+    no sum without noise. `clip` takes the place of `most_change`, and all devices count the same.
     """
 
     clip: Above | None = None
@@ -55,11 +64,17 @@ class PrivacyTable(Table):
         for key in ("clip_quantile", "delta", "epsilon", "noise_multiplier"):
             if getattr(self, key) is not None and self.clip is None:
                 raise ValueError(f"`{key}` needs `clip`; set that, too")
-        if (self.clip is not None) == self.secure_aggregation:
+        if self.clip is None and not self.secure_aggregation:
             raise ValueError(
-                "the table needs either `clip`, for differential privacy, or secure_aggregation = "
-                "true; both together are not possible yet"
+                "the table needs `clip`, for differential privacy, or secure_aggregation = true"
             )
+        for key in ("clip_quantile", "most_change", "most_samples"):
+            both = self.clip is not None and self.secure_aggregation
+            if both and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"`{key}` cannot be combined with `clip` and secure_aggregation = true: "
+                    f"remove `{key}`"
+                )
         if self.clip is not None and self.delta is None:
             raise ValueError("`clip` needs `delta`, at most 1 / number of devices; set that, too")
         if self.clip is not None and self.epsilon is None and self.noise_multiplier is None:
@@ -69,15 +84,17 @@ class PrivacyTable(Table):
                 raise ValueError(f"`{key}` needs secure_aggregation = true; set that, too")
         return self
 
-    @property
-    def terms(self) -> SecureTerms | None:
-        """The terms of secure sums; None without them."""
-        if not self.secure_aggregation:
-            return None
+    def terms(self, plan: PrivacyPlan | None) -> SecureTerms:
+        """The terms of secure sums, with the noise of `plan` if they have differential privacy."""
+        private = None
+        if plan is not None:
+            noise = math.ceil(plan.noise_multiplier * 1e6) / 1e6  # as in the signed text
+            private = SumPrivacy(clip=plan.clip, noise_multiplier=noise)
         return SecureTerms(
             fewest=self.smallest_group,
             most_change=self.most_change,
-            most_samples=self.most_samples,
+            most_samples=self.most_samples if private is None else 1,
+            privacy=private,
         )
 
     def plan(self, probability: float, rounds: int | None) -> PrivacyPlan:
@@ -110,23 +127,23 @@ def with_privacy(given: Any) -> Any:
     if not isinstance(aggregation, Mapping):
         return given  # refused as no table
     table = given["privacy"]
-    secure = isinstance(table, Mapping) and table.get("secure_aggregation") is True
-    sets = SINGLE if secure else AGGREGATION
+    private = not isinstance(table, Mapping) or table.get("clip") is not None
+    sets = AGGREGATION if private else SINGLE
     for key, value in sets.items():
         if aggregation.get(key, value) != value:
             raise ValueError(
-                f"[privacy] needs {key} = {_toml(value)} in [aggregation], which it sets itself: "
-                f"remove `{key}` from [aggregation]"
+                f"[privacy] sets {key} = {_toml(value)} itself, and [aggregation] has another "
+                f"value: remove `{key}` from [aggregation]"
             )
-    selects = {} if secure else _over_selection(given)
+    selects = _over_selection(given) if private else {}
     return {**given, **selects, "aggregation": {**aggregation, **sets}}
 
 
 def _over_selection(given: Mapping[str, Any]) -> dict[str, float]:
     if given.get("over_selection", OVER_SELECTION) != OVER_SELECTION:
         raise ValueError(
-            "[privacy] needs over_selection = 1.0, which it sets itself, because a round waits for "
-            "all devices that it asks: remove `over_selection`"
+            "[privacy] sets over_selection = 1.0 itself, because a round waits for all devices "
+            "that it asks: remove `over_selection`"
         )
     return {} if given.get("clients_per_round") is None else {"over_selection": OVER_SELECTION}
 

@@ -5,10 +5,6 @@ from typing import Any
 from profiles.text_formatting import counted
 from toolkit.submodels.spec import parse_spec
 
-LINEAR = frozenset({"full", "slice", "width", "depth", "cp", "pfedme"})
-"""Families of which the mean of updates is enough. The product of mean factors of `low-rank` is not
-the mean of the products."""
-
 
 def secure_misfit(config: Any) -> str | None:
     """Name a setting in `config`, a CoordinatorConfig, that secure sums exclude; else None.
@@ -16,16 +12,20 @@ def secure_misfit(config: Any) -> str | None:
     The text also has the reason and a remedy.
     """
     aggregation, training = config.aggregation, config.training
+    private = config.device_privacy is not None  # it sets `weights` and `factors` itself
     for key, breaks, why in (
         ('`mode = "async"`', config.mode == "async",
          'a sum has updates of one model only: set mode = "sync"'),
         ("`site = true`", config.site, "the sums of a site go to another server: remove it"),
         (f'rule = "{aggregation.rule}" of [aggregation]', aggregation.rule != "mean",
          "it compares single updates: remove it"),
-        (f'weights = "{aggregation.weights}" of [aggregation]', aggregation.weights != "samples",
+        (f'weights = "{aggregation.weights}" of [aggregation]',
+         not private and aggregation.weights != "samples",
          "weights are in the sum: remove it. most_samples = 1 gives all devices the same weight"),
-        ('factors = "act" of [aggregation]', aggregation.factors == "act",
+        ('factors = "act" of [aggregation]', not private and aggregation.factors == "act",
          "it composes the tensors of single updates: remove it"),
+        ("`committee` of [evaluation]", config.evaluation.committee is not None,
+         "the counts of single devices decide there, and a sum hides them: remove it"),
         ("`by_class` of [evaluation]", config.evaluation.by_class,
          "counts of classes are not in the sum: remove it"),
         ("`budget_s`", config.budget_s is not None,
@@ -45,28 +45,34 @@ def _unfitting_kind(config: Any) -> str | None:
     for kind in config.devices:
         if kind.planned:
             return (
-                f"the kind {kind.name!r}, whose submodels are planned: they may be of any family. "
-                "Give it a `submodel`"
+                f"the kind {kind.name!r}, whose devices get planned submodels: nobody knows how "
+                "many devices will train the same one. Give it a `submodel`"
             )
         for spec in filter(None, (kind.submodel, kind.fallback)):
             family = [own.family for own in parse_spec(spec).nested()][-1]
-            if family not in LINEAR:
+            if family == "cp" and config.device_privacy is not None:
                 return (
-                    f"{spec} of the kind {kind.name!r}: the product of the mean factors is not the "
-                    f"mean of the products. Use one of {', '.join(sorted(LINEAR))}"
+                    f"`clip` and {spec} of the kind {kind.name!r}: noise in factors becomes far "
+                    "larger in their product. Use another submodel, or remove `clip`"
                 )
     return None
 
 
 def _small_group(config: Any) -> str | None:
-    assert config.secure_terms is not None
-    fewest = config.secure_terms.fewest
+    fewest = config.privacy.smallest_group
     for submodel in dict.fromkeys(kind.submodel for kind in config.devices):
         counts = [kind.places for kind in config.devices if kind.submodel == submodel]
         known = sum(count or 0 for count in counts)
+        asked = known * config.asking_probability(0)
+        if config.device_privacy is not None and None not in counts and asked < fewest <= known:
+            return (
+                f"`clients_per_round` = {config.clients_per_round}: a round asks {asked:g} devices "
+                f"with {submodel} on average, but `smallest_group` is {fewest}. Ask twice as many, "
+                "or lower `smallest_group`"
+            )
         if None not in counts and known < fewest:
             return (
-                f"a group of {counted(known, 'device')}: at most so many train {submodel}, but "
+                f"a group of {counted(known, 'device')}: no more devices train {submodel}, but "
                 f"`smallest_group` is {fewest}. Raise their `count`, give them the submodel of "
                 "another kind, or lower `smallest_group`"
             )

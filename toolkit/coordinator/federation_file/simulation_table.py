@@ -67,8 +67,8 @@ class SimulationTable(Table):
                 )
         if self.hostile is not None and self.baseline is not None:
             raise ValueError(
-                "`hostile` clients do not go with a `baseline`, which averages no updates: remove "
-                "one of them"
+                "`hostile` clients cannot be combined with a `baseline`, which averages no "
+                "updates: remove one of them"
             )
         if self.partition == "writers" and self.format != "leaf":
             raise ValueError('partition = "writers" needs format = "leaf", which names the writers')

@@ -1,10 +1,11 @@
 """The tables [evaluation], [release] and [notify] of the federation's file."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from device_agent.formats.evaluation_counts import EvaluationRequest
+from toolkit.aggregation.committee import FEWEST
 from toolkit.coordinator.federation_file.value_types import Positive, Span, WebAddress
 from toolkit.coordinator.notifications import EventName
 from toolkit.toml_files import Table
@@ -15,11 +16,22 @@ class EvaluationTable(Table):
 
     Each device keeps the `share` of its samples apart, never trains on them, and sends counts of
     its evaluations. The share 0 is off. With `by_class`, devices also send the counts of each class
-    if their owners agree.
+    if their owners agree. A new model is published only if the majority of a `committee` of this
+    many devices accepts it.
     """
 
     share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     by_class: bool = False
+    committee: Annotated[int, Field(ge=FEWEST)] | None = None
+
+    @model_validator(mode="after")
+    def _committee_has_samples(self) -> Self:
+        if self.committee is not None and not self.share:
+            raise ValueError(
+                "a `committee` judges new models on samples that its devices hold out from "
+                "training: set `share`, too, for example to 0.2"
+            )
+        return self
 
     @property
     def request(self) -> EvaluationRequest | None:

@@ -43,7 +43,10 @@ router = APIRouter(
     dependencies=[Depends(_bearer)],
     responses={
         401: {"model": Problem, "description": "This token is unknown"},
-        403: {"model": Problem, "description": "This is no operator's token, or only reads"},
+        403: {
+            "model": Problem,
+            "description": "The token is not an operator's, or it only reads",
+        },
         404: {"model": Problem, "description": "There is no such device, token or kind"},
         422: {"model": Problem, "description": "The content of the request cannot be used"},
     },
@@ -282,7 +285,7 @@ def add_operator(
 @router.post(
     "/operators/{name}/revoke",
     summary="Revoke a token",
-    description="It opens nothing from now on. Its name is not used again.",
+    description="The token no longer gives access. Its name is not used again.",
     responses={409: {"model": Problem, "description": "This is the token in operator.token"}},
     openapi_extra=described(Order),
 )
@@ -362,8 +365,8 @@ _impossible: dict[int | str, dict[str, Any]] = {
     "/settings",
     summary="See changes of the federation's file",
     description="How the file of `edgetailor serve` differs from the settings in effect, and from "
-    "which round on the changes would hold. Values are JSON texts. With `carry`, `model` may have "
-    "changed; then `model.tensors` says what is carried over.",
+    "which round on the changes would take effect. Values are JSON texts. With `carry`, `model` "
+    "may have changed; then `model.tensors` says what is carried over.",
     responses=_impossible,
 )
 def settings_changes(service: Service, carry: bool = False) -> SettingsChanges:
@@ -374,9 +377,9 @@ def settings_changes(service: Service, carry: bool = False) -> SettingsChanges:
 @router.post(
     "/settings",
     summary="Apply the federation's file",
-    description="Its changes hold from the next round on. A change that would make the model or "
-    "its judgement another one is refused, and then nothing changes. With `carry`, `model` may "
-    "have changed: tensors that fit by name and shape are carried over.",
+    description="Its changes take effect from the next round on. If a change would result in a "
+    "different model or a different judgement, it is refused and nothing changes. With `carry`, "
+    "`model` may have changed: tensors that fit by name and shape are carried over.",
     responses=_impossible,
     openapi_extra=described(SettingsOrder),
 )

@@ -40,7 +40,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def log_stranger(request: Request, code: str, log: MinuteLog) -> None:
-    """Log that credentials were refused, as `log` allows."""
+    """Log that credentials were refused. `log` counts repetitions within a minute."""
     address = request.client.host if request.client else "an unknown address"
     if log.begins(address, CREDENTIALS):
         logger.warning("Refused the credentials of a request from %s (%s).", address, code)
@@ -67,7 +67,7 @@ def relative(request: Request, path: str) -> str:
 
 
 def refused(request: Request, error: RefusalError, log: MinuteLog) -> Response:
-    """The answer to a refused request. Refused credentials are logged, as `log` allows."""
+    """Answer a refused request. Refused credentials are logged; `log` counts repetitions."""
     # A valid join token comes from `edgetailor-agent doctor`, not from a stranger.
     if error.status in (401, 403) and error.code not in (JOIN_TOKEN, NO_LOGIN):
         log_stranger(request, error.code, log)

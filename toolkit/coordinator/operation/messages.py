@@ -148,7 +148,7 @@ class EarlierKey:
 class KeyState:
     """The fingerprint of the coordinator's key, and its earlier keys, the oldest first.
 
-    `followed` of the member `devices` are known to trust the key.
+    Of the members (`devices`), `followed` are known to trust the current key.
     """
 
     version: int = 1
@@ -166,7 +166,7 @@ class SettingsOrder(Order, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsChanges:
-    """The changes of the federation's file. They hold from round `round` on."""
+    """The changes of the federation's file. They take effect from round `round` on."""
 
     version: int = 1
     round: int

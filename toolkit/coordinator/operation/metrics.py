@@ -80,7 +80,7 @@ class _Figures(Collector):
         current = self._state.store.history.current_round()
         history = self._state.store.history.results()
         falls = falling(history) is not None
-        yield _gauge("quality_falling", "Whether the quality fell 3 rounds in a row (1).", falls)
+        yield _gauge("quality_falling", "Whether the quality falls, quickly or slowly (1).", falls)
         accuracy = GaugeMetricFamily(
             f"{PREFIX}model_accuracy", "Accuracy of the global model.", labels=["data"]
         )

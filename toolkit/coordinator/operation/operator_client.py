@@ -112,7 +112,7 @@ class OperatorClient(CoordinatorClient):
         self._with_retries(lambda: self._order("POST", f"/operator/rounds/{round_}/abort", body))
 
     def drop_update(self, round_: int, name: str, reason: str) -> None:
-        """Take a device's update out of `round_`. Raises RefusedError if it has none."""
+        """Take a device's update out of `round_`. Raises RefusedError if none was sent."""
         body = msgspec.json.encode(Order(reason=reason))
         path = f"/operator/rounds/{round_}/updates/{quote(name, safe='')}/drop"
         self._with_retries(lambda: self._order("POST", path, body))

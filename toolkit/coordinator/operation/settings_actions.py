@@ -161,8 +161,8 @@ class SettingsActions(FederationState):
         round_ = self._next_round()
         if new.last_round is not None and new.last_round < round_:
             raise conflict(
-                "`rounds` is {rounds}, but the changes hold from round {round} on. Set `rounds` to "
-                "at least {round}.",
+                "`rounds` is {rounds}, but the changes take effect from round {round} on. Set "
+                "`rounds` to at least {round}.",
                 code="settings.too-few-rounds",
                 rounds=new.last_round,
                 round=round_,

@@ -58,8 +58,8 @@ class Membership(DeviceSecrets):
                 rounds=config.last_round or 0,
                 round_s=config.deadline_s,
                 evaluation=config.evaluation.request,
-                secure=config.secure_terms,
-                **round_traffic(bundle, self.store.blobs),
+                secure=self.secure_terms,
+                **round_traffic(bundle, self.store.blobs, summed=self.secure_terms is not None),
             )
         )
 
@@ -68,9 +68,10 @@ class Membership(DeviceSecrets):
 
         Raises:
             RefusalError: 403 for an unusable token, a wrong signature or clock, or a request that
-                was used before. 409 for a new device after the last round, if the kind needs a
-                profile and the request has none, or if no submodel fits. 422 for a malformed name,
-                key, machine or profile. 503 if the device needs a plan and there is no planner yet.
+                was used before. 409 in three cases: the device is new and the last round is over;
+                the kind needs a profile and the request has none; no submodel fits. 422 for a
+                malformed name, key, machine or profile. 503 if the device needs a plan and there is
+                no planner yet.
         """
         self.check_join_token(token)
         name = check_name(request.name)

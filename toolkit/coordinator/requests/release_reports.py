@@ -1,4 +1,4 @@
-"""Receives the reports of devices about releases, and may offer a release to all devices."""
+"""Receives the reports of devices about releases."""
 
 import logging
 
@@ -6,12 +6,11 @@ from msgspec.structs import replace
 
 from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.releases import ReleaseReport, check_report
-from profiles.errors import InputError, UpdateError
+from profiles.errors import UpdateError
 from toolkit.coordinator.database.device_registry import Device, label
 from toolkit.coordinator.devices.join_validation import TROUBLE_LENGTH, shortened
 from toolkit.coordinator.federation_state import FederationState
 from toolkit.coordinator.refusals import conflict, unusable_because
-from toolkit.coordinator.releases.release_changes import finish_rollout
 
 logger = logging.getLogger(__name__)
 
@@ -54,38 +53,6 @@ class ReleaseAnswers(FederationState):
             self.notify("release-refused", text, device=device.id, release=number)
         self.store.release_reports.note(device.id, kept)
         self.changed.set()
-
-    def release_to_all_if_taken(self) -> None:
-        """Offer the newest release to all devices if its share has taken it and `then_all` is set.
-
-        Devices of the share that have left do not count. At least one device must have reported.
-        """
-        newest = self.released.newest
-        if newest is None or newest.devices is None or not newest.then_all:
-            return
-        members = {device.id for device in self.store.registry.members()}
-        reports = [self.store.release_reports.of(device) for device in newest.devices]
-        answers = [
-            report
-            for device, report in zip(newest.devices, reports, strict=True)
-            if device in members or report is not None
-        ]
-        taken = [a is not None and a.number == newest.number and a.taken for a in answers]
-        if not taken or not all(taken):
-            return
-        try:
-            finished = finish_rollout(self.store.folder, newest.number)
-        except BlockingIOError:  # `edgetailor release` is changing releases just now
-            return
-        except (InputError, OSError) as error:
-            self.released.tell(error)
-            return
-        if finished:
-            logger.info(
-                "Release %d was taken by its share of the devices (%d): all get it now.",
-                newest.number,
-                len(taken),
-            )
 
 
 def _short(report: ReleaseReport) -> ReleaseReport:

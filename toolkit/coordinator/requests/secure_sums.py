@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from device_agent.formats.manifest import MANIFEST
-from device_agent.formats.protocol.problems import ROUND_CLOSED
+from device_agent.formats.protocol.problems import ROUND_CLOSED, UNSIGNED_KEYS
 from device_agent.formats.protocol.secure_sums import (
     SecureConfirmation,
     SecureInput,
@@ -42,12 +42,12 @@ class SecureSums(FederationState):
         Raises RefusalError: 409 if the round takes no keys from this device; 422 for unusable keys.
         """
         member = SecureMember(device=device.id, key=device.public_key, keys=keys)
-        terms, apart = self.config.secure_terms, self.config.evaluation.share
+        terms, apart = self.secure_terms, self.config.evaluation.share
         if terms is None or not has_own_keys(member, round_, keys.bundle, terms, apart):
             raise unusable(
                 "{device} has not signed these keys for round {round} with its own key, or they "
                 "cannot be used.",
-                code="round.unsigned-keys",
+                code=UNSIGNED_KEYS,
                 device=device.id,
                 round=round_,
             )
@@ -131,7 +131,7 @@ class SecureSums(FederationState):
         self._expecting(device, round_, "input")
 
     def _expecting(self, device: Device, round_: int, step: Step) -> SecretSum:
-        """The sum that `device` may answer `step` of. Raises RefusalError (409) if it may not."""
+        """The sum whose `step` `device` may answer. Raises RefusalError (409) if there is none."""
         own = None if self.sums is None else self.sums.expecting(device.id, step)
         if own is None or round_ != self.rounds.round:
             raise self._without(device, round_)
@@ -140,7 +140,7 @@ class SecureSums(FederationState):
     def _without(self, device: Device, round_: int) -> RefusalError:
         return conflict(
             "The secure sum of round {round} takes nothing from {device} now: it continues without "
-            "this device. An agent that sends updates itself is too old for this federation.",
+            "this device. An agent that sent a plain update is too old for this federation.",
             code=ROUND_CLOSED,
             round=round_,
             device=device.id,

@@ -131,15 +131,22 @@ class Uploads(SecureSums):
         return Receipt(round=round_)
 
     def take_judgement(self, device: Device, round_: int, judgement: Judgement) -> Receipt:
-        """Take the counts by which `device` judges the last round's model. May be repeated.
+        """Take the counts by which `device` judges the last or the new model. May be repeated.
 
         Raises:
             RefusalError: 409 for another round or bundle, or a device that is not asked. 422 for
                 counts that cannot be used.
         """
         with self.lock:
-            asked = self.store.final_evaluation.is_asked(device.id)
-            if not (asked and self.rounds.is_judging and round_ == self.rounds.done):
+            candidate = self.candidate
+            if candidate is None:
+                asked = self.store.final_evaluation.is_asked(device.id)
+            else:
+                asked = device.id in candidate.before
+            asked = asked and round_ == self.rounds.round
+            if asked and candidate is None and not self.activity[device.id].judges_last:
+                return Receipt(round=round_)  # a late vote about the same model, now the last one
+            if not asked or (candidate is None and not self.rounds.is_judging):
                 raise conflict(
                     "{device} is not asked to judge the model of round {round} now.",
                     code=ROUND_CLOSED,
@@ -160,8 +167,14 @@ class Uploads(SecureSums):
         except UpdateError as error:
             raise unusable_because(error) from None
         with self.lock:
-            self.store.final_evaluation.answer(device.id, judgement.counts)
-            self.rounds.judges.discard(device.id)
+            if candidate is None:
+                self.store.final_evaluation.answer(device.id, judgement.counts)
+            else:
+                candidate.answers.setdefault(device.id, judgement.counts)
+            # A late vote is no answer to what is judged now: the last model, or another candidate.
+            phase = "judging" if candidate is None else "aggregating"
+            if self.candidate is candidate and self.rounds.phase == phase:
+                self.rounds.judges.discard(device.id)
         self.changed.set()
         return Receipt(round=round_)
 

@@ -1,6 +1,6 @@
-"""Detects a global model that gets worse from round to round."""
+"""Detects a global model that gets worse: from round to round, or slowly over several rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from device_agent.formats.protocol.fleet import RoundResult
@@ -10,24 +10,54 @@ FALLS = 3
 """A warning needs this many falls in a row. Fewer can come from the choice of a round's devices."""
 
 
-def falling(results: Sequence[RoundResult]) -> str | None:
-    """Return a warning if the quality on held-out samples fell in each of the last FALLS rounds.
+BEHIND = 5
+"""A warning also needs that none of this many newest models comes near the best one before them."""
+WINDOW = 20
+"""The best one is looked for in this many newest models, so that a warning ends."""
+POINTS = 0.03
+"""Near is an accuracy that is lower by at most this much."""
+RISE = 0.1
+"""In a regression, near is a loss that is higher by at most this share."""
 
-    Otherwise return None. The quality is the accuracy. In a regression, the quality falls if the
-    loss rises. Without held-out samples, it is the quality on the devices, which is not known yet
-    for the last result.
+
+def falling(results: Sequence[RoundResult]) -> str | None:
+    """Return a warning if the quality on held-out samples falls. Otherwise return None.
+
+    It falls if it fell in each of the last FALLS rounds, or if each of the BEHIND newest models is
+    clearly worse than the best one of earlier rounds. Single rounds may rise meanwhile. The quality
+    is the accuracy. In a regression, the quality falls if the loss rises. Without held-out samples,
+    it is the quality on the devices, which is not known yet for the last result.
     """
-    last = compared(results)[-FALLS - 1 :]
-    if len(last) <= FALLS:
-        return None
+    last = compared(results)[-WINDOW:]
     accuracies = [accuracy for _, (accuracy, _) in last if accuracy is not None]
-    quality = accuracies if len(accuracies) == len(last) else [-loss for _, (_, loss) in last]
-    if not all(after < before for before, after in pairwise(quality)):
+    if len(accuracies) == len(last):
+        since = _since(accuracies, lambda best: best - POINTS)
+    else:
+        since = _since([-loss for _, (_, loss) in last], lambda best: best - RISE * abs(best))
+    if since is None:
         return None
-    first, newest = last[0][0], last[-1][0]
+    first, newest = last[since][0], last[-1][0]
     what = "quality on the devices" if newest.loss is None else "held-out quality"
+    how = f"fell {FALLS} rounds in a row"
+    if since < len(last) - 1 - FALLS:
+        how = f"has not come near that of round {first.round} for {BEHIND} rounds"
     return (
-        f"The {what} fell {FALLS} rounds in a row: {first.quality()} after round {first.round}, "
+        f"The {what} {how}: {first.quality()} after round {first.round}, "
         f"{newest.quality()} after round {newest.round}. `edgetailor rounds` lists the kept "
         "models, `edgetailor go-back` goes back to one."
     )
+
+
+def _since(quality: Sequence[float], near: Callable[[float], float]) -> int | None:
+    """The index of the model since which the quality falls; None if it does not fall.
+
+    `near` is the lowest quality that is near another.
+    """
+    newest = quality[-FALLS - 1 :]
+    if len(newest) > FALLS and all(after < before for before, after in pairwise(newest)):
+        return len(quality) - 1 - FALLS
+    earlier = quality[:-BEHIND]
+    if not earlier:
+        return None
+    best = max(earlier)
+    return quality.index(best) if max(quality[-BEHIND:]) < near(best) else None

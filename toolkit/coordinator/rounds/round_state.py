@@ -3,7 +3,8 @@
     enrolling --enough devices enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> judging --end_judging--> finished
 
-Without devices that judge the last model, `finished` follows at once.
+Without devices that judge the last model, `finished` follows at once. While a round is aggregated,
+a committee of devices may judge the new model.
 
 A device may leave at any time. Another device may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again.
@@ -276,7 +277,7 @@ class Rounds:
 
     def task(self, device: str) -> Task:
         """What `device` should do now."""
-        if self.phase == "judging" and device in self.judges:
+        if device in self.judges:
             return "wait" if self._judging_ends_at is None else "judge"
         if self.phase in ("judging", "finished"):
             return "finished"
@@ -492,6 +493,14 @@ class Rounds:
                 self.flights.setdefault(device, Flight(self.round, self._offers[device]))
         self._started.clear()
 
+    def ask_committee(self, devices: Collection[str], until: float) -> None:
+        """Let `devices` judge a new model of the closed round. Judging ends at the time `until`.
+
+        Meanwhile the other devices wait.
+        """
+        self._expect(self.phase == "aggregating" and bool(self._offers), "ask a committee")
+        self.judges, self._judging_ends_at = self.present & set(devices), until
+
     def open_judging(self, now: float) -> None:
         """Let the devices in `judges` judge the last model, for at most `deadline_s` seconds."""
         self._expect(self.phase == "judging" and self._judging_ends_at is None, "open judging")
@@ -500,16 +509,18 @@ class Rounds:
     @property
     def is_judging(self) -> bool:
         """Whether devices may send their judgement now."""
-        return self.phase == "judging" and self._judging_ends_at is not None
+        return self._judging_ends_at is not None
 
     def judging_is_over(self, now: float) -> bool:
-        """Whether every device has judged the last model or left, or the time is over."""
+        """Whether every device has judged the model or left, or the time is over."""
         ends = self._judging_ends_at
-        return self.phase == "judging" and (not self.judges or (ends is not None and ends <= now))
+        return not self.judges or (ends is not None and ends <= now)
 
     def end_judging(self) -> None:
         """Wait for no more judgements."""
-        self.judges, self.phase = set(), "finished"
+        self.judges, self._judging_ends_at = set(), None
+        if self.phase == "judging":
+            self.phase = "finished"
 
     def _reason(self, asked: int) -> str:
         """Why round `asked` takes no update now."""

@@ -107,8 +107,8 @@ def _check_replaceable(out: Path) -> None:
     known = {CONTENTS, *_contents(out)} if (out / CONTENTS).is_file() else set()
     if not known or any(str(path.relative_to(out)) not in known for path in _files(out)):
         raise InputError(
-            "{path} is not a backup or holds other files, but --force replaces only backups: give "
-            "another path. Nothing was changed.",
+            "--force replaces only a backup without other files, and {path} is something else. "
+            "Give another path. Nothing was changed.",
             code="backup.replaces-other",
             path=str(out),
         )

@@ -47,7 +47,7 @@ class Release(Struct, frozen=True, kw_only=True):
         kinds: The files of the bundle of each kind.
         devices: The devices that get the release; None if all devices of its kinds get it.
         then_all: Whether all devices get the release after all of `devices` have taken it.
-        withdrawn: Whether devices go back to the release before.
+        withdrawn: Whether devices go back to the previous release.
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
         fine_tune: For how many steps devices may train it on their own samples; 0 if they may not.

@@ -74,6 +74,7 @@ class Worker:
             config = self._setup.config
             # Split a submodel when its first chunk arrives, because a worker may not need all.
             whole = federation(config.model_copy(update={"devices": ()}))
+            whole.held_out = self._setup.held_out
             self._trainer = ChunkTrainer(config, whole, self._setup.held_out, self._setup.device)
         if round_ != self._trainer.round:
             self._trainer.federation.load(model)

@@ -63,7 +63,7 @@ def start_forkserver() -> BaseContext:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # A worker that is interrupted while PyTorch loads would print an error about its queues. This
-    # empty process has no queues. When it has started, PyTorch is loaded.
+    # empty process has no queues. Once it has started, the fork server has loaded PyTorch.
     context.Process(target=int).start()
     return context
 

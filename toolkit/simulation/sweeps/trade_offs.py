@@ -101,9 +101,7 @@ def traffic_of(row: Row) -> float:
     """The mean bytes that a device receives and sends in a round, if it takes part in the round."""
     shares = []
     for run in row.histories:
-        devices = sum(
-            own.clients + own.diverged + own.failed + own.late + own.not_needed for own in run
-        )
+        devices = sum(own.took_part for own in run)
         shares.append(sent_bytes(run)[-1] / max(1, devices))
     return spread(shares).mean
 

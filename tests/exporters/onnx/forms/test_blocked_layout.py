@@ -102,6 +102,13 @@ class Normed(nn.Module):
         return x + self.conv(torch.tanh(self.norm(x)))
 
 
+class Shuffled(nn.Module):
+    """The shuffle of ShuffleNet. One reshape joins it with that of a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(-1, 2, 8, 8, 8).transpose(1, 2).reshape(-1, 16, 8, 8)
+
+
 def rectified() -> nn.Module:
     """Every second channel of the ReLU is far above zero and the others far below: no kinks."""
     first, second = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3)
@@ -126,6 +133,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         ),
         (2, 11, 9),
         7,
+    ),
+    "shuffled": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 16, 1), Shuffled(), nn.Conv2d(16, 16, 3, groups=16), nn.Tanh()),
+            *tail(16),
+        ),
+        (3, 8, 8),
+        1,
     ),
     "depthwise": (
         lambda: nn.Sequential(nn.Conv2d(16, 32, 1), Squeezed(32), nn.Conv2d(32, 16, 1), *tail(16)),

@@ -35,7 +35,7 @@ from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.partial_aggregates.partial import decode_partial, encode_partial
 from toolkit.aggregation.partial_aggregates.partial_record import RECORD, TENSORS
 from toolkit.submodels import global_model
-from toolkit.submodels.round_window import in_round
+from toolkit.submodels.rolling_window import in_round
 from toolkit.submodels.submodel import Submodel
 from updates import entry, record_of
 

@@ -208,6 +208,7 @@ WHOLE = [[[0, 3]], [[0, 2]]]
         (factors(classes=[[0, 6.0], [2, -1.0]]), "partial.wrong-weight"),
         (lambda r: r["factors"][0]["tensors"].pop(), "update.wrong-factors"),
         (lambda r: r["factors"][0]["tensors"][0].update(shape=[3, 10**9]), "update.wrong-rank"),
+        (lambda r: r["factors"][0]["tensors"][1].update(shape=[4]), "update.wrong-factors"),
         (lambda r: r["factors"][0]["tensors"][1].update(shape=[5, 2]), "update.wrong-shape"),
         (lambda r: r["factors"][0]["tensors"][0].update(role="personal"), "update.wrong-role"),
         (

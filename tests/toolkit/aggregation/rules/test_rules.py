@@ -15,36 +15,34 @@ from hypothesis.extra import numpy as arrays_of
 
 from device_agent.formats.manifest import TensorEntry
 from refusals import refused
+from rule_rounds import FACTORS, MAKERS, MODEL, drawn_fleet, masked, received
 from toolkit.aggregation.aggregate import Aggregation, Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Rule
 from toolkit.aggregation.rules import spooled_changes
-from toolkit.aggregation.rules.element_rules import Distances, krum_choice, mean, trimmed_mean
+from toolkit.aggregation.rules.robust_rules import (
+    Pairs,
+    disagreeing,
+    krum_choice,
+    mean,
+    trimmed_mean,
+)
 from toolkit.aggregation.rules.spooled_changes import SpooledChanges
 from toolkit.submodels.global_model import GlobalModel
 from updates import (
-    NARROW,
     OLD,
     PARAMETERS,
-    RANK,
     Array,
     assert_model,
     composed,
     cp_update,
-    dense_of,
     entry,
     full_update,
-    low_rank_update,
-    narrow_update,
-    numbers,
     record_of,
     slice_update,
 )
 
 RULES: tuple[Rule, ...] = ("trimmed", "median", "krum")
 ELEMENTS = 5
-FACTORS = {e.name: numbers(e.shape, 70 + n) for n, e in enumerate(cp_update(0)[0].tensors)}
-MODEL = GlobalModel(OLD.tensors, {"cp:2.0": {n: torch.from_numpy(v) for n, v in FACTORS.items()}})
-MAKERS = (full_update, low_rank_update, cp_update, slice_update, narrow_update)
 
 changes = st.integers(1, 9).flatmap(
     lambda n: arrays_of.arrays(
@@ -103,34 +101,6 @@ def test_rules_of_equal_values_are_that_value(given: Array, rule: Combine) -> No
     np.testing.assert_allclose(rule(np.repeat(given[:1], 4, axis=0)), given[0], rtol=1e-12)
 
 
-def truncated(weight: Array) -> Array:
-    """The best convolution of RANK as (n, m, h, w), by numpy's SVD of ((m, h), (n, w))."""
-    n, m, h, w = weight.shape
-    u, s, v = np.linalg.svd(weight.transpose(1, 2, 0, 3).reshape(m * h, n * w))
-    low = (u[:, :RANK] * s[:RANK]) @ v[:RANK]
-    return np.asarray(low.reshape(m, h, n, w).transpose(2, 0, 1, 3))
-
-
-def received(update: Received) -> dict[str, Array]:
-    """What the device received of the global tensors, float64."""
-    old = {name: value.double().numpy() for name, value in OLD.tensors.items()}
-    match update[0].submodel.partition(":")[0]:
-        case "cp":
-            return composed({name: value.astype(np.float64) for name, value in FACTORS.items()})
-        case "low-rank":
-            return {**old, "c": truncated(old["c"])}
-    return old
-
-
-def masked(update: Received) -> dict[str, Array]:
-    """What the update says of the global tensors, float64, NaN for what it does not hold."""
-    if update[0].submodel.startswith("width"):
-        c = np.full(PARAMETERS["c"], math.nan)
-        c[NARROW] = update[1]["c"]
-        return {"c": c}
-    return dense_of(update)
-
-
 def oracle(updates: Sequence[Received], rule: Rule, among: Sequence[int]) -> dict[str, Array]:
     """Formula of the module, element by element in Python."""
     new = {}
@@ -168,23 +138,19 @@ def krum_oracle(updates: Sequence[Received]) -> list[int]:
     return sorted(p for _, p in sorted(scores)[: n - f]) if f else [*range(n)]
 
 
-def drawn_fleet(draw: np.random.Generator, count: int) -> list[Received]:
-    """Updates of mixed families, close to what their devices received."""
-    fleet = []
-    for number in range(count):
-        maker = MAKERS[0] if number == 0 else MAKERS[int(draw.integers(len(MAKERS)))]
-        fleet.append(maker(int(draw.integers(2**30)), samples=int(draw.integers(1, 10**6))))
-    return fleet
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_a_mixed_round_is_the_oracles(
     seed: int, rule: Rule, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spooled_changes, "NUMBERS", 60)  # several pieces of one tensor
-    updates = drawn_fleet(np.random.default_rng([seed, count]), count)
-    among = krum_oracle(updates) if rule == "krum" else [*range(count)]
+    draw, dense = np.random.default_rng([seed, count]), set[str]()
+    # Where only updates of `cp` are kept, their factors move; see the next test.
+    while not dense >= set(OLD.tensors):
+        updates = drawn_fleet(draw, count)
+        among = krum_oracle(updates) if rule == "krum" else [*range(count)]
+        kept = [updates[n] for n in among if not updates[n][0].submodel.startswith("cp")]
+        dense = {name for update in kept for name in masked(update)}
     new = aggregate(MODEL, updates, AggregationPolicy(rule=rule))
     expected = oracle(updates, rule, among)
     for name, value in expected.items():
@@ -309,9 +275,37 @@ def test_rows_of_other_classes_are_not_compared(seed: int) -> None:
 def test_krum_needs_five_updates() -> None:
     draw = np.random.default_rng(0)
     for count, kept in ((1, 1), (4, 4), (5, 4), (10, 7)):
-        distances = Distances(count)
-        distances.add(draw.normal(size=(count, 20)), np.arange(count))
-        assert len(krum_choice(distances.result())) == kept
+        pairs = Pairs(count)
+        pairs.add(draw.normal(size=(count, 20)), np.arange(count))
+        assert len(krum_choice(pairs.distances())) == kept
+
+
+def test_updates_that_point_against_the_others(seed: int) -> None:
+    """Reversed changes, whatever their size; at most 40% of all, and the most reversed first."""
+    draw = np.random.default_rng(seed)
+    common = draw.normal(size=300)
+    fleet = common + 0.5 * draw.normal(size=(10, 300))
+    fleet[2:9, :100] = math.nan  # elements that some do not hold
+    order = draw.permutation(10)
+
+    def found(reversed_: Sequence[int]) -> list[int]:
+        changes = fleet.copy()
+        changes[reversed_] *= -20
+        pairs = Pairs(10)
+        for start in range(0, 300, 70):
+            pairs.add(changes[order][:, start : start + 70], np.arange(10))
+        held = [~np.isnan(c) for c in changes]
+        cosine = pairs.cosines()[np.argsort(order)][:, np.argsort(order)]
+        both = held[0] & held[5]
+        one, two = changes[0][both], changes[5][both]
+        expected = one @ two / np.linalg.norm(one) / np.linalg.norm(two)
+        assert cosine[0, 5] == pytest.approx(expected)
+        return sorted(order[disagreeing(pairs.cosines())].tolist())
+
+    assert found([]) == []
+    assert found([4, 7]) == [4, 7]
+    assert found([0, 3, 8, 9]) == [0, 3, 8, 9]
+    assert len(found([0, 1, 2, 3, 4])) <= 4
 
 
 def test_files_of_a_round_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

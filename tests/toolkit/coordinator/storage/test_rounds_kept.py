@@ -193,6 +193,28 @@ def test_three_falls_in_a_row(accuracies: list[float], warned: bool) -> None:
     assert (falling(losses) is not None) == warned
 
 
+@pytest.mark.parametrize(
+    ("after", "warned"),
+    [
+        ([0.86, 0.85, 0.86, 0.84, 0.85], True),  # a slow fall, with rises
+        ([0.86, 0.85, 0.88, 0.84, 0.85], False),  # one model is near
+        ([0.86, 0.85, 0.86, 0.84], False),
+        ([0.86] * 16 + [0.84, 0.85], True),
+        ([0.86] * 20, False),  # the best model is too old
+    ],
+)
+def test_a_slow_fall(after: list[float], warned: bool) -> None:
+    """From 0.9 after round 1: 3 points of accuracy, or a loss that is 10% higher, are clear."""
+    accuracies = [0.5, 0.9, *after]
+    results = [result(round_, accuracy) for round_, accuracy in enumerate(accuracies)]
+    losses = [result(round_, None, 1 + (0.9 - a) / 0.3) for round_, a in enumerate(accuracies)]
+    for warning in (falling(results), falling(losses)):
+        assert (warning is not None) == warned
+        if warning is not None:
+            assert "has not come near that of round 1 for 5 rounds" in warning
+            assert f"after round {len(accuracies) - 1}" in warning
+
+
 def flip(state: Path, round_: int) -> None:
     """Damage the model of `round_` and leave its size."""
     path = state / "files" / hashlib.sha256(model_of(round_)).hexdigest()

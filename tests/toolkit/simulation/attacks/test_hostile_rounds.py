@@ -14,7 +14,7 @@ from parameters import some_quick
 from refusals import refused
 from simulated_runs import Elsewhere, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
-from toolkit.aggregation.aggregation_policy import AggregationPolicy
+from toolkit.aggregation.aggregation_policy import AggregationPolicy, Rule
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
 from toolkit.cli.printed.comparison_table import show_comparison
 from toolkit.simulation import chunks, simulate
@@ -74,9 +74,9 @@ def table(attack: str, more: str = "") -> str:
 def run(
     file: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[RoundResult], list[Mapping[str, np.ndarray]]]:
-    """The history, and the updates of the first round by client, without limits."""
+    """The history, and the updates of the first round by client, without limits and judge."""
     if "bounds" not in file.read_text():
-        file.write_text(file.read_text() + "\n[aggregation]\nbounds = false\n")
+        file.write_text(file.read_text() + "\n[aggregation]\nbounds = false\njudge = false\n")
     sent: list[Mapping[str, np.ndarray]] = []
     add = chunks.Aggregation.add_checked
 
@@ -145,6 +145,7 @@ def test_a_backdoor_succeeds(seed: int, tmp_path: Path, capsys: pytest.CaptureFi
     """With 4 of 6 clients hostile, the model soon takes a sample with the trigger for class 0."""
     hostile = '{attack = "backdoor", count = 4, strength = 1}'
     file = configured(tmp_path, seed, hostile, epochs="20", learning_rate="0.2")
+    file.write_text(file.read_text() + "[aggregation]\njudge = false\n")
     with np.load(tmp_path / "data.npz") as known:
         x, y = known["x"], known["y"]
     x[:, 3] /= 100  # says little about the class, so that the trigger here is learnt
@@ -204,11 +205,12 @@ def test_an_attack_that_does_nothing_to_a_model(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("rule", ["median", "fltrust"])
 def test_a_rule_is_that_of_aggregate_in_every_engine(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: Rule
 ) -> None:
     file = configured(tmp_path, seed, table("scale"))
-    file.write_text(file.read_text() + '[aggregation]\nrule = "median"\n')
+    file.write_text(file.read_text() + f'[aggregation]\nrule = "{rule}"\njudge = false\n')
     first = simulate.prepare(load_simulation(file), simulate.RunFolder(tmp_path / "new"))
     expected = simulate.simulate(file, tmp_path / "here", rounds=1)
     sent: list[Received] = []
@@ -222,12 +224,14 @@ def test_a_rule_is_that_of_aggregate_in_every_engine(
     monkeypatch.setattr(RuleAggregation, "add_checked", adding)
     came = simulate.simulate(file, tmp_path / "elsewhere", rounds=1, workers=2)
     assert outcome(came, tmp_path / "elsewhere") == outcome(expected, tmp_path / "here")
-    policy = AggregationPolicy(rule="median")
+    policy, trusted = AggregationPolicy(rule=rule), first.federation.trusted_change(*first.held_out)
     received = [*sent]  # `aggregate` calls `adding`, too
-    whole = aggregate(first.federation.model, received, policy).tensors
+    whole = aggregate(first.federation.model, received, policy, trusted=trusted).tensors
     for name, value in load_file(tmp_path / "here" / "global.safetensors").items():
         np.testing.assert_array_equal(value, whole[name].numpy())
-        np.testing.assert_allclose(value, np.median([a[name] for _, a in received], 0), atol=1e-6)
+        if rule == "median":
+            middle = np.median([arrays[name] for _, arrays in received], 0)
+            np.testing.assert_allclose(value, middle, atol=1e-6)
 
 
 def test_runs_of_earlier_versions_continue(seed: int, tmp_path: Path) -> None:

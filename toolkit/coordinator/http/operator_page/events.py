@@ -15,11 +15,11 @@ from toolkit.coordinator.http.operator_page.page_answers import (
 from toolkit.coordinator.operation.operator_sessions import Session
 
 TICK_S = 1.0
-"""How often the federation is looked at, in seconds: pages load at most that often."""
+"""Seconds between two looks at the federation. An open page loads at most that often."""
 KEEP_ALIVE_S = 20.0
-"""After so many seconds without an event, a comment shows proxies that the stream is open."""
+"""After this many seconds without an event, a comment shows proxies that the stream is open."""
 MOST = 20
-"""The most streams at a time. The oldest one ends for a new one."""
+"""The largest number of open streams. If a new one would exceed it, the oldest one ends."""
 
 
 class Streams:

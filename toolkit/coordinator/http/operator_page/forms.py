@@ -36,14 +36,14 @@ T = TypeVar("T", bound=Order)
 DEVICE_ACTIONS: dict[Action, tuple[str, str]] = {
     "pause": (
         "Pause",
-        "The device gets no work and keeps its place. An update that has come for the open round "
-        "counts.",
+        "The device gets no work, but stays a member. If its update for the open round has come, "
+        "the update counts.",
     ),
     "resume": ("Resume", "The device takes part again, also in the open round."),
     "remove": (
         "Remove",
-        "The membership ends: the device's secret is void, and its place is free. It can join "
-        "again with a join token.",
+        "The device is no longer a member: its secret is void, and another device can take its "
+        "place. The removed device can join again with a join token.",
     ),
     "ban": (
         "Ban",
@@ -52,8 +52,8 @@ DEVICE_ACTIONS: dict[Action, tuple[str, str]] = {
     ),
     "let-in": (
         "Let in",
-        "The decision is lifted. A device that was removed is a member again if a place is free; "
-        "otherwise it may join with a token.",
+        "The removal or the ban is cancelled. If a place is free, the device is a member again. "
+        "Otherwise it can join with a token.",
     ),
 }
 """What the button of each action says, and what the action does."""
@@ -134,7 +134,7 @@ async def revoke_token(request: Request) -> Response:
     return await done(
         request,
         f"{PAGES}tokens",
-        f"Token {number} lets no more devices join.",
+        f"No more devices can join with token {number}.",
         lambda who: coordinator_of(request).revoke_join_token(number, order.reason, who),
     )
 
@@ -145,7 +145,7 @@ async def apply_settings(request: Request) -> Response:
     return await done(
         request,
         f"{PAGES}settings",
-        "The changes hold from the next round on.",
+        "The changes take effect from the next round on.",
         lambda who: coordinator_of(request).apply_settings(order.reason, who),
     )
 
@@ -156,13 +156,13 @@ async def rotate_key(request: Request) -> Response:
     return await done(
         request,
         f"{PAGES}settings",
-        "The coordinator has a new key, and devices follow.",
+        "The coordinator has a new key. Devices change to it when they next get work.",
         lambda who: coordinator_of(request).rotate_key(order.key, order.days, order.reason, who),
     )
 
 
 async def done(request: Request, page: str, said: str, action: Callable[[str], object]) -> Response:
-    """Carry out `action` of the operator. Then show `page`, which says what was done or refused."""
+    """Carry out `action` of the operator. Then show `page`, with `said` or the refusal."""
     session = session_of(request)[1]
     try:
         await run_in_threadpool(action, operator_of(request).name)

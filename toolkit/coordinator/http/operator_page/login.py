@@ -33,7 +33,7 @@ async def login(request: Request) -> Response:
     answer.set_cookie(
         coordinator.cookie,
         coordinator.sessions.begin(token),
-        path=None,  # that of the login, also below a proxy's path
+        path=None,  # the path of the login page, also below a proxy's path
         secure=request.url.scheme == "https",
         httponly=True,
         samesite="strict",

@@ -22,23 +22,23 @@ class Minutes(RoundOrder, frozen=True, kw_only=True):
 
 
 async def pause(request: Request) -> Response:
-    """Let no round open."""
+    """Stop opening rounds."""
     order = order_as(Order, await order_of(request))
     return await done(
         request,
         PAGES,
-        "No round opens until you resume them.",
+        "No new round opens until you resume the rounds.",
         lambda who: coordinator_of(request).pause_rounds(order.reason, who),
     )
 
 
 async def resume(request: Request) -> Response:
-    """Let rounds open again."""
+    """Open rounds again."""
     order = order_as(Order, await order_of(request))
     return await done(
         request,
         PAGES,
-        "Rounds open again.",
+        "New rounds open again.",
         lambda who: coordinator_of(request).resume_rounds(order.reason, who),
     )
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from toolkit.coordinator.database.settings_log import changes_model
 from toolkit.coordinator.federation_source import FILE
-from toolkit.coordinator.http.operator_page.figures import loss_chart, machine_rows, quality_chart
+from toolkit.coordinator.http.operator_page.charts import loss_chart, machine_rows, quality_chart
 from toolkit.coordinator.http.operator_page.forms import offered
 from toolkit.coordinator.http.operator_page.page_answers import coordinator_of, shown
 from toolkit.coordinator.operation.messages import Sort
@@ -56,7 +56,7 @@ def overview(request: Request) -> Response:
 
 
 def public(request: Request) -> Response:
-    """Show everybody the round and the quality, and no device."""
+    """Show everybody the round and the quality, but no devices."""
     coordinator = coordinator_of(request)
     quality, now = coordinator.quality(), coordinator.overview()
     return shown(

@@ -64,7 +64,7 @@ export interface Work {
   inputs?: InputSummary | null;
   /** For a device that has nothing to train. */
   release?: ReleaseOffer | null;
-  /** After the last round, `judge`: evaluate the offered model, and send the counts. */
+  /** `judge`: evaluate the offered model, and send the counts. */
   state: "train" | "wait" | "judge" | "finished";
   round: number;
   files: FileOffer[];
@@ -82,6 +82,8 @@ export interface Work {
   new_secret?: string;
   /** Set if this device adds its update to a secure sum, and does not send it. */
   secure?: SecureTerms | null;
+  /** Whether the model to judge is not the federation's yet: the owner does not get it. */
+  candidate?: boolean;
 }
 export interface JoinReply extends SampleForm {
   device: string;

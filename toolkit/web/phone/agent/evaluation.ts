@@ -1,5 +1,6 @@
 /** Counts how a model predicts samples on which this device never trains (federated evaluation). */
 
+import type { Counts } from "./evaluation_counts.js";
 import { Failure } from "./faults.js";
 import { IGNORED } from "./local_data.js";
 import { MANIFEST, type Port, type Signature, type Train } from "./manifest.js";
@@ -14,21 +15,6 @@ const CORRECT = "correct";
 const ABSOLUTE = "absolute";
 /** With more classes, none is counted alone. */
 const MOST_CLASSES = 1000;
-
-/** EvaluationCounts of device_agent/formats/update.py. */
-export interface Counts {
-  samples: number;
-  counted: number;
-  /** Missing for a regression and for label sequences. */
-  correct?: number;
-  loss_sum: number;
-  /** Only of a regression: the sum of the samples' mean absolute errors. */
-  absolute_sum?: number;
-  /** For each class, its labels and how many of them are predicted correctly. */
-  classes?: [number, number][];
-  /** Sums over the samples of the metrics that the loss computes. */
-  metrics?: Record<string, number>;
-}
 
 export function rightOf(counts: Counts | null | undefined): Right {
   return counts?.correct === undefined ? null : { right: counts.correct, of: counts.counted };

@@ -99,6 +99,8 @@ export interface Faults {
   "trust.forged-work/group": None;
   "trust.late-key": None;
   "trust.no-secure-sum": None;
+  "trust.unclippable": None;
+  "trust.less-noise": { promised: number; noise: number };
   "trust.old-release": { number: number };
   "trust.old-work": None;
   "trust.other-key": None;

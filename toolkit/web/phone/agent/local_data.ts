@@ -282,7 +282,7 @@ async function openArrays(
     }
     if (parts.length === 0) return arrays[0]!;
     checkParts(prefix, record.name, parts, arrays);
-    return new PackedRows(arrays, parts);
+    return new PackedRows(arrays, parts, record.samples);
   } catch (error) {
     for (const array of arrays) array.close();
     if (error instanceof DOMException && error.name === "NotFoundError") throw new Failure("storage.lost/data", {});

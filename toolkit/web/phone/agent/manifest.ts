@@ -191,7 +191,8 @@ export function sampleParts(manifest: Manifest): Part[] {
 
 export function formOf(manifest: Manifest): SampleForm {
   const { preprocessing, sample_shape } = manifest;
-  return { preprocessing, sample_shape, label_type: labelAsRead(manifest)?.dtype ?? "int64" };
+  const labels = labelPort(manifest)?.parts[0]?.limit !== 0;
+  return { preprocessing, sample_shape, label_type: labelAsRead(manifest)?.dtype ?? "int64", labels };
 }
 
 /** SHA-256 of all ports and the tensor table, like `structure` of device_agent/formats/bundle.py. */

@@ -70,7 +70,7 @@ export async function join(
   }
   await checkKey(client, reply.key, fingerprint);
   const identity = { ...reply, ...readForm(reply), name, tokenSha256 };
-  if (invitation?.secure) await promiseSecureSums(values);
+  if (invitation?.secure) await promiseSecureSums(values, invitation.secure);
   await values.put({ device: identity, invitation });
   return identity;
 }

@@ -110,6 +110,14 @@ export interface EvaluationRequest {
   by_class: boolean;
 }
 
+/** Differential privacy of a sum, for which devices clip their changes and add noise themselves. */
+export interface SumPrivacy {
+  /** The largest norm of a device's change. */
+  clip: number;
+  /** The least standard deviation of the noise in the sum, divided by `clip`. */
+  noise_multiplier: number;
+}
+
 /** How the devices of a round add up their updates. The coordinator signs this with the work. */
 export interface SecureTerms {
   /** The smallest number of devices in a sum. */
@@ -118,6 +126,7 @@ export interface SecureTerms {
   most_change: number;
   /** The most samples that count. */
   most_samples: number;
+  privacy: SumPrivacy | null;
 }
 
 /** How many of the counted labels a model predicts correctly; null if labels are numbers or sequences. */

@@ -13,27 +13,29 @@ import { sizeOf, type Tensor } from "./tensors.js";
 const LARGEST_ID = 2 ** 24;
 const IGNORED = -100;
 
+/** The `parts` that files hold. Labels with a limit of 0 do not exist: no loss reads them. */
+export function inFiles(parts: readonly Part[]): Part[] {
+  return parts.filter(({ limit }) => limit !== 0);
+}
+
 /** The names of the arrays that samples (`x`) or labels (`y`) are read from. */
 export function arrayNames(prefix: "x" | "y", parts: readonly Part[]): string[] {
   if (parts.length === 0) return [prefix];
-  return parts.map(({ name }) => (name === "" ? prefix : `${prefix}_${name}`));
+  return inFiles(parts).map(({ name }) => (name === "" ? prefix : `${prefix}_${name}`));
 }
 
-/** The rows of several arrays, side by side. */
+/** The rows of several arrays, side by side. Zeros take the place of labels that no file holds. */
 export class PackedRows implements Rows {
   readonly dtype = "float32";
   readonly rowShape: number[];
 
-  /** @param arrays The arrays of `parts`, in their order. */
+  /** @param arrays The arrays of `parts` that files hold, in their order, each with `rows` rows. */
   constructor(
     private readonly arrays: readonly Rows[],
     parts: readonly Part[],
+    readonly rows: number,
   ) {
     this.rowShape = [parts.reduce((size, { shape }) => size + sizeOf(shape), 0)];
-  }
-
-  get rows(): number {
-    return this.arrays[0]!.rows;
   }
 
   read(indices: Int32Array): Tensor {
@@ -64,7 +66,7 @@ export class PackedRows implements Rows {
  */
 export function checkParts(prefix: "x" | "y", file: string, parts: readonly Part[], arrays: readonly Rows[]): void {
   const names = arrayNames(prefix, parts);
-  for (const [i, { shape, dtype, limit }] of parts.entries()) {
+  for (const [i, { shape, dtype, limit }] of inFiles(parts).entries()) {
     const [array, name] = [arrays[i]!, `${file} (${names[i]!})`];
     checkArray(prefix, name, [dtype, shape], [array.dtype, array.rowShape]);
     if (dtype === "float32") continue;

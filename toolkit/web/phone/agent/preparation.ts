@@ -112,7 +112,7 @@ async function hashOf(file: File): Promise<string> {
 
 async function openNpz(file: File, form: SampleForm): Promise<Omit<Chosen, "hashes">> {
   const all = await readNpz(file);
-  const names = [...namesOf("x", all), ...namesOf("y", all)];
+  const names = [...namesOf("x", all), ...(form.labels ? namesOf("y", all) : [])];
   const arrays = new Map(names.map((name) => [name, all.get(name)!]));
   const [x, y] = [arrays.get("x"), arrays.get("y")];
   // A federation of an earlier version does not send the shape. Several arrays are checked with a bundle.

@@ -5,6 +5,7 @@ import { LONGEST_ASKED_MS, Refusal, type CoordinatorClient, type Work } from "./
 import { DeviceSecret } from "./device_secret.js";
 import { ENGLISH_FAULTS } from "../texts/english_faults.js";
 import { rightOf } from "./evaluation.js";
+import { finiteCounts } from "./evaluation_counts.js";
 import { Failure, problemOf, sentenceOf } from "./faults.js";
 import { farOff, summaryOf } from "./input_summary.js";
 import { LocalData, type DataRecord } from "./local_data.js";
@@ -171,7 +172,7 @@ export class Rounds {
     await this.stages.rest(jittered(LONGEST_POLL_MS));
   }
 
-  /** Evaluates the model after the last round, and sends the counts. Skips it if that fails. */
+  /** Evaluates the new model of a round, and sends the counts. Skips it if that fails. */
   private async judge(work: Work): Promise<void> {
     await this.key.check((key) => checkWork(work, key, this.values));
     try {
@@ -186,8 +187,8 @@ export class Rounds {
       });
       if (counts !== null) {
         const model = { round: work.round, files: work.files, personal: false, last: true, right: rightOf(counts) };
-        if (!isPersonal(bundle.manifest)) await this.offer(model);
-        return await this.client.sendJudgement(work.round, { bundle: bundle.sha256, counts });
+        if (!isPersonal(bundle.manifest) && !work.candidate) await this.offer(model);
+        return await this.client.sendJudgement(work.round, { bundle: bundle.sha256, counts: finiteCounts(counts) });
       }
     } catch (error) {
       if (error instanceof Stopped || (error instanceof Refusal && error.unknown)) throw error;

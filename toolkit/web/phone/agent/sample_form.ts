@@ -29,6 +29,8 @@ export interface SampleForm {
   preprocessing: Preprocessing | null;
   sample_shape: number[];
   label_type: Dtype;
+  /** Whether the loss reads labels, so that the owner's files must hold them. */
+  labels: boolean;
 }
 
 type Piece = Float32Array<ArrayBuffer>;
@@ -63,12 +65,13 @@ export function normalise(values: Float64Array, mean: readonly number[], std: re
 }
 
 /** Reads and checks the form of samples in an answer to a join or in a manifest. */
-export function readForm(given: Partial<SampleForm>): SampleForm {
+export function readForm(given: Partial<SampleForm> & { arrays?: string[] }): SampleForm {
   const preprocessing = given.preprocessing ?? null;
   const form = {
     preprocessing,
     sample_shape: given.sample_shape ?? [],
     label_type: given.label_type ?? "int64",
+    labels: given.labels ?? ((given.arrays ?? []).length === 0 || given.arrays!.some((name) => name.startsWith("y"))),
   };
   if (preprocessing === null) return form;
   const texts = (list: unknown): boolean =>

@@ -5,7 +5,8 @@
  */
 
 import type { Bundle } from "./bundle.js";
-import { EvaluatedRuns, LOSS, type Counts } from "./evaluation.js";
+import { EvaluatedRuns, LOSS } from "./evaluation.js";
+import type { Counts } from "./evaluation_counts.js";
 import { Failure } from "./faults.js";
 import { heldOut } from "./held_out.js";
 import type { LocalData } from "./local_data.js";

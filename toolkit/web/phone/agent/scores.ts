@@ -1,7 +1,7 @@
 /** How a model predicts each of some labelled samples, as device_agent/inference/scores.py. */
 
 import { logitsOf, sigmoid, softmax } from "./answer.js";
-import type { Counts } from "./evaluation.js";
+import type { Counts } from "./evaluation_counts.js";
 import { IGNORED } from "./local_data.js";
 import type { OutputForm } from "./manifest.js";
 import { sizeOf, type Tensor } from "./tensors.js";

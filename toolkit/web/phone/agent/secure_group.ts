@@ -48,24 +48,33 @@ const MOST_SAMPLES = 1e6;
 /** Checks the terms that the coordinator has sent; null without secure sums. */
 export function readTerms(given: unknown): SecureTerms | null {
   if (given === undefined || given === null) return null;
-  const { fewest, most_change, most_samples } = given as SecureTerms;
+  const { fewest, most_change, most_samples, privacy = null } = given as SecureTerms;
   const isRight =
     Number.isSafeInteger(fewest) &&
     fewest >= FEWEST &&
     Number.isSafeInteger(most_samples) &&
     most_samples >= 1 &&
     most_samples <= MOST_SAMPLES &&
-    Number.isFinite(most_change) &&
-    most_change >= 1e-6 &&
-    most_change <= 1e6;
+    isSize(most_change) &&
+    (privacy === null || (isSize(privacy.clip) && isSize(privacy.noise_multiplier)));
   if (!isRight) throw new Failure("bundle.malformed", { where: "secure" });
-  return { fewest, most_change, most_samples };
+  return { fewest, most_change, most_samples, privacy };
+}
+
+function isSize(value: unknown): boolean {
+  return Number.isFinite(value) && Number(value) >= 1e-6 && Number(value) <= 1e6;
 }
 
 /** The signed line of `terms`; none without secure sums. */
 export function termsLines(terms: SecureTerms | null | undefined): string[] {
   if (!terms) return [];
-  return [`secure ${terms.fewest} ${roundedToEven(terms.most_change * 1e6)} ${terms.most_samples}`];
+  const { fewest, most_change, most_samples, privacy } = terms;
+  const noise = privacy ? [inMillionths(privacy.clip), inMillionths(privacy.noise_multiplier)] : [];
+  return [["secure", fewest, inMillionths(most_change), most_samples, ...noise].join(" ")];
+}
+
+function inMillionths(value: number): number {
+  return roundedToEven(value * 1e6);
 }
 
 /** The lines that a device signs in its SecureKeys. */
@@ -89,7 +98,7 @@ export function presentLines(context: Uint8Array, present: readonly string[]): s
 }
 
 /** How many of the `holders` of shares are needed to restore a secret: three fifths, and more than half. */
-function threshold(holders: number): number {
+export function threshold(holders: number): number {
   return Math.max(Math.floor(holders / 2) + 1, Math.ceil((3 * holders) / 5));
 }
 

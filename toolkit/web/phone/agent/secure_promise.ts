@@ -3,6 +3,8 @@
  * update. So a coordinator cannot end the protection without the owner.
  */
 
+import { Failure } from "./faults.js";
+import type { SecureTerms } from "./messages.js";
 import type { Values } from "./storage.js";
 
 /** The name of a stored value. It exists if secure sums were promised or used. */
@@ -14,11 +16,23 @@ interface SecureSums {
   masked: number;
   /** SHA-256 of the update that was sent behind masks last. It is never sent again. */
   used: string;
+  /** The noise multiplier that sums had first; later ones have no less. */
+  noise?: number;
 }
 
-/** Remembers that the federation uses secure sums: this page never sends an update. */
-export async function promiseSecureSums(values: Values): Promise<void> {
-  if (!(await isSecure(values))) await values.put({ [SECURE]: { round: 0, masked: 0, used: "" } satisfies SecureSums });
+/** Remembers that the federation uses secure sums with this noise: this page never sends an update. */
+export async function promiseSecureSums(values: Values, { privacy }: SecureTerms): Promise<void> {
+  const kept = await values.get<SecureSums>(SECURE);
+  if (kept !== null && (privacy === null || kept.noise !== undefined)) return;
+  const noise = privacy === null ? {} : { noise: privacy.noise_multiplier };
+  await values.put({ [SECURE]: { ...(kept ?? { round: 0, masked: 0, used: "" }), ...noise } satisfies SecureSums });
+}
+
+/** Checks that a sum has no less noise than was promised. */
+export async function checkNoise(values: Values, { privacy }: SecureTerms): Promise<void> {
+  const promised = (await values.get<SecureSums>(SECURE))?.noise ?? 0;
+  const noise = privacy?.noise_multiplier ?? 0;
+  if (noise < promised) throw new Failure("trust.less-noise", { promised, noise });
 }
 
 export async function isSecure(values: Values): Promise<boolean> {
@@ -42,5 +56,6 @@ export async function isUsedUp(values: Values, update: string): Promise<boolean>
  */
 export async function useUp(values: Values, round: number, update: string): Promise<void> {
   const masked = (await maskedUpdates(values, round)) + 1;
-  await values.put({ [SECURE]: { round, masked, used: update } satisfies SecureSums });
+  const kept = await values.get<SecureSums>(SECURE);
+  await values.put({ [SECURE]: { ...kept, round, masked, used: update } satisfies SecureSums });
 }

@@ -1,7 +1,7 @@
 /** Adds the update of this device to the secure sum of its round, in place of sending the update. */
 
 import type { Bundle } from "./bundle.js";
-import { LONGEST_ASKED_MS, type CoordinatorClient, type Work } from "./client.js";
+import { LONGEST_ASKED_MS, Refusal, type CoordinatorClient, type Work } from "./client.js";
 import { Failure } from "./faults.js";
 import type { SecureTerms } from "./messages.js";
 import { groupLines, type SumOf } from "./secure_group.js";
@@ -17,6 +17,8 @@ import type { Update } from "./update.js";
 
 /** The wait before the next question, if the coordinator does not say it. */
 const POLL_MS = 250;
+/** The wait if the coordinator has other terms than this device. */
+const NEW_TERMS_MS = 30_000;
 
 export class SecureSending {
   private isSent = false;
@@ -50,7 +52,14 @@ export class SecureSending {
     const { round } = sum;
     const sharer = await SecretSharer.begin(this.signer, sum);
     const { bundle, mask_key, share_key, signature } = sharer.keys;
-    await this.client.sendToSum(round, "keys", { bundle, mask_key, share_key, signature });
+    try {
+      await this.client.sendToSum(round, "keys", { bundle, mask_key, share_key, signature });
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.code !== "round.unsigned-keys") throw error;
+      // The keys are signed for these terms. A coordinator that was restarted may have others.
+      await this.rest(NEW_TERMS_MS);
+      return false;
+    }
     let members = 0;
     for (;;) {
       const step = readStep(await this.client.secureStep(round));

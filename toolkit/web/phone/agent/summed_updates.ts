@@ -3,11 +3,13 @@
  * device_agent/privacy/summed_updates.py and fixed_point.py for the same update and seed.
  */
 
-import type { Counts } from "./evaluation.js";
+import type { Counts } from "./evaluation_counts.js";
+import { summedElements, summedTensors, type Entry } from "./factor_products.js";
 import type { SecureTerms } from "./messages.js";
+import { levels, noisedNumbers } from "./noised_change.js";
 import { NumpyRandom } from "./numpy_random.js";
 import { roundedToEven } from "./secure_group.js";
-import { sizeOf, type Tensors } from "./tensors.js";
+import type { Tensors } from "./tensors.js";
 
 /** The elements of a count: 64 bits in parts of 16 bits. */
 const PARTS = 4;
@@ -29,7 +31,7 @@ export interface Trained {
   steps: number;
   loss_first: number;
   loss_last: number;
-  tensors: { name: string; shape: number[] }[];
+  tensors: Entry[];
   evaluation?: { before: Counts; after: Counts };
 }
 
@@ -43,22 +45,31 @@ export function updateVector(
   record: Trained,
   trained: Tensors,
   received: Tensors,
-  { most_change, most_samples }: SecureTerms,
+  terms: SecureTerms,
   devices: number,
   entropy: readonly number[],
 ): Uint32Array<ArrayBuffer> {
+  const { most_change, most_samples, privacy } = terms;
+  const elements = summedElements(record.tensors);
+  const vector = new Uint32Array(elements + PARTS_OF_COUNTS);
+  if (privacy !== null) {
+    const changes = new Float64Array(elements);
+    let to = 0;
+    for (const change of changesOf(record.tensors, trained, received)) {
+      for (const value of change) changes[to++] = value;
+    }
+    vector.set(noisedNumbers(changes, terms, privacy, devices));
+    vector.set(encodedCounts([1, 1, ...Array<number>(COUNTS + 2 * EVALUATED - 2).fill(0)]), elements);
+    return vector;
+  }
   const samples = Math.min(record.samples, most_samples);
   const draw = new NumpyRandom(entropy);
-  const elements = record.tensors.reduce((sum, { shape }) => sum + sizeOf(shape), 0);
-  const vector = new Uint32Array(elements + PARTS_OF_COUNTS);
   const scale = (samples / most_samples) * levels(devices);
   let at = 0;
   let clipped = 0;
-  for (const { name } of record.tensors) {
-    const after = trained.get(name)!.data;
-    const before = received.get(name)!.data;
-    for (let i = 0; i < after.length; i++) {
-      const change = (Number(after[i]) - Number(before[i])) / most_change;
+  for (const part of changesOf(record.tensors, trained, received)) {
+    for (const value of part) {
+      const change = value / most_change;
       if (Math.abs(change) > 1) clipped++;
       // An element of a Uint32Array is its number modulo 2^32.
       vector[at++] = Math.floor(limited(change, 1) * scale + draw.random());
@@ -71,9 +82,13 @@ export function updateVector(
   return vector;
 }
 
-/** The number of steps from 0 to `most_change`, so that the sum of all devices never overflows. */
-function levels(devices: number): number {
-  return Math.floor((2 ** 31 - 1) / devices) - 1;
+/** The change of each tensor in the sum, in order. */
+function* changesOf(table: readonly Entry[], trained: Tensors, received: Tensors): Generator<Float64Array> {
+  const before = summedTensors(table, received);
+  for (const after of summedTensors(table, trained)) {
+    const old = before.next().value as typeof after;
+    yield Float64Array.from(after as ArrayLike<number | bigint>, (value, i) => Number(value) - Number(old[i]));
+  }
 }
 
 /** The counts of both models; zeros if the device has not evaluated them. */

@@ -1,4 +1,4 @@
-/** "Try it": the model on this device answers for a file of the owner. The file is not stored. */
+/** "Try the model": the model on this device answers for a file of the owner. The file is not stored. */
 
 import { answerOf } from "./answer.js";
 import { openStored, type Bundle } from "./bundle.js";

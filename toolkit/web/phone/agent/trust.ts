@@ -9,7 +9,7 @@ import { Failure } from "./faults.js";
 import type { EvaluationRequest, Invitation } from "./messages.js";
 import type { Identity } from "./membership.js";
 import { readTerms, termsLines } from "./secure_group.js";
-import { isSecure, promiseSecureSums } from "./secure_promise.js";
+import { checkNoise, isSecure, promiseSecureSums } from "./secure_promise.js";
 import { isSigned } from "./signatures.js";
 import type { Values } from "./storage.js";
 
@@ -161,7 +161,11 @@ export async function checkWork(work: Work, key: string, values: Values): Promis
 async function checkStillSecure({ state, secure }: Work, values: Values): Promise<void> {
   if (state === "judge" && (await isSecure(values))) throw new Failure("trust.single-figures", {});
   if (state !== "train") return;
-  if (readTerms(secure) !== null) return promiseSecureSums(values);
+  const terms = readTerms(secure);
+  if (terms !== null) {
+    await checkNoise(values, terms);
+    return promiseSecureSums(values, terms);
+  }
   if (await isSecure(values)) throw new Failure("trust.no-secure-sum", {});
 }
 

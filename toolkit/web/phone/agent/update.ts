@@ -2,7 +2,7 @@
 
 import type { Bundle } from "./bundle.js";
 import type { Body } from "./disclosure.js";
-import type { Counts } from "./evaluation.js";
+import type { Counts } from "./evaluation_counts.js";
 import { Failure } from "./faults.js";
 import type { InputSummary } from "./input_summary.js";
 import { uploaded, type Manifest } from "./manifest.js";

@@ -1,4 +1,4 @@
-/** Makes samples from CSV files of a sensor: windows of lines (device_agent/data/windows.py). */
+/** Makes samples from CSV files of a sensor: windows of lines (device_agent/data/csv_windows.py). */
 
 import Papa from "papaparse";
 import { Failure } from "./faults.js";

@@ -1,7 +1,7 @@
 /** The page: draws the Views of the worker, and sends it the owner's Commands. */
 
 import type { Command, PauseReason, View } from "../agent/messages.js";
-import { Conditions } from "./conditions.js";
+import { Conditions } from "./owner_conditions.js";
 import { element, say } from "./elements.js";
 import { keepCopy, removeCopy } from "./own_copy.js";
 import { draw, drawLeaves, isWorking, offerPause, sayProblem } from "./render.js";

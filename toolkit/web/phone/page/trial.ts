@@ -1,4 +1,4 @@
-/** "Try it": takes a file of the owner, and draws the answer of the model. */
+/** "Try the model": takes a file of the owner, and draws the answer of the model. */
 
 import type { Answer, SingleAnswer, Trial, View } from "../agent/messages.js";
 import { element, itemWith, say, write } from "./elements.js";

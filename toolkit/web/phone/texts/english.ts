@@ -21,14 +21,14 @@ export const PAGE = {
   nameHelp: "The operator sees this name.",
   join: "Join",
   sharesHeading: "What leaves this device",
-  byClass: "Send these counts for each kind of example, too",
-  staysHeading: "What never leaves it",
+  byClass: "Also send these counts for each kind of example",
+  staysHeading: "What never leaves this device",
   staysData: "your data",
   staysPersonal: "your personal model, if this federation has personal models",
   staysKey: "the private key by which the coordinator recognises this device",
-  tryHeading: "Try it",
+  tryHeading: "Try the model",
   tryClasses: "Probability of each class",
-  tryStays: "It stays on this device, and this page does not keep it.",
+  tryStays: "What you choose here stays on this device, and this page does not store it.",
   dataHeading: "Your data",
   picturesAbout: "Choose or take pictures of each kind. They stay on this device.",
   usePictures: "Use these pictures",
@@ -36,12 +36,11 @@ export const PAGE = {
   otherData: "A file with prepared examples",
   fileLabel: "Data file",
   fileHelp:
-    "A file whose name ends in .npz, made with a program: numpy's arrays x (examples) and y (labels). " +
-    "A copy stays on this device.",
+    "A numpy file whose name ends in .npz, with the arrays x (examples) and y (labels). A copy stays on this device.",
   adding: "Keep the examples that are already here, and add new ones",
   changeData: "Change or add data",
   changeAbout: "New data are used from the next round on.",
-  operatorHeading: "For questions to the operator",
+  operatorHeading: "Details for questions to the operator",
   train: "Start training",
   trainHeading: "Training",
   progressLabel: "Progress in this round",
@@ -70,7 +69,7 @@ export const ENGLISH = {
   page: PAGE,
   faults: ENGLISH_FAULTS,
   insecure:
-    "This page was opened without https. Browsers give such a page no key and no storage, so it " +
+    "This page was opened without https. Browsers do not let such a page make keys or store data, so it " +
     "cannot take part. Ask the operator for a link that begins with https.",
   missing: (features: string[]) =>
     `This browser cannot take part: it lacks ${features.join(", ")}. Use a current version of ` +
@@ -81,43 +80,46 @@ export const ENGLISH = {
     keys: "Ed25519 keys",
   },
   noToken:
-    "This device has not joined, and this address is not a whole link. Open the whole link that you " +
-    "got from the operator, or scan its code.",
+    "This device has not joined, and this address is not a complete link. Open the complete link that you " +
+    "got from the operator, or scan its QR code.",
   bareLink:
     "This link does not contain a fingerprint of its coordinator's key, so this page trusts any server that " +
     "answers. If the operator has sent you a longer link, open that one.",
   left: "You have left. Everything that this page had stored is removed.",
   contact: (contact: string) => `Questions: ${contact}`,
   /**
-   * The cost of taking part. `minutes` is the limit of each round, `size` is for all rounds. With 0 rounds
-   * there is no last round, and `size` is for each.
+   * The cost of taking part. `minutes` is the limit of each round, `size` is for all rounds. 0 rounds
+   * means rounds without end. Then `size` is for each round.
    */
   estimate: (rounds: number, minutes: string, size: string) =>
-    `${rounds === 0 ? "Rounds without end" : rounds === 1 ? "One round" : `${rounds} rounds`} ` +
-    `of at most ${minutes} min each.` +
-    `${size === "" ? "" : ` About ${size} are received and sent in ${rounds === 0 ? "each" : "all"}.`} Training uses the battery: best ` +
-    "keep this device on its charger.",
+    `${rounds === 0 ? "Rounds without end, each" : rounds === 1 ? "One round" : `${rounds} rounds, each`} ` +
+    `of at most ${minutes} min.` +
+    `${size === "" ? "" : ` About ${size} are received and sent in ${rounds === 0 ? "each round" : "total"}.`} ` +
+    "Training uses the battery: keep this device on its charger.",
   leaves: {
     numbers: "the trained numbers of its part of the model",
     sums:
-      "if the coordinator learns only sums: masked numbers in place of the trained numbers, the counts and the errors, " +
-      "and keys and encrypted parts of keys, with which only the sum can be read",
-    counts: "how many examples you have, and how many steps it has trained",
+      "if the coordinator learns only sums: masked numbers instead of the trained numbers, the counts and the " +
+      "errors. Also keys and encrypted parts of keys, with which only the sum can be read",
+    counts: "how many examples you have, and how many steps this device has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
     judged:
-      "if the devices judge the model of this federation: of the examples that are kept apart, how many the model " +
-      "gets right, and the sum of its errors",
-    classes: "which of the kinds occur among your examples, if the federation's models ask for it",
-    inputs: "the range in which most values of your examples lie, in two digits, if the coordinator compares ranges",
+      "if the devices judge the model of this federation: how many of the kept-apart examples the model gets right, " +
+      "and the sum of its errors",
+    classes: "if the federation's models ask for it: which kinds occur among your examples",
+    inputs:
+      "if the coordinator compares ranges: the range in which most values of your examples lie, rounded to two digits",
     name: "the name that you give this device",
     browser: "a description of this device: browser, processor, model and number of cores, memory and free storage",
-    speed: "when it trained, how fast it computes, and how much memory that takes",
-    doing: "what it is doing, and why it pauses: you, the hidden page, no charger, a metered connection",
-    problems: "what went wrong, if its training fails",
+    speed: "when this device trained, how fast it computes, and how much memory the training takes",
+    doing:
+      "what this device is doing, and why it pauses: you paused it, the page is hidden, the device is not charging " +
+      "or the connection is metered",
+    problems: "if the training fails: what went wrong",
     release:
-      "which released model this device uses; if it did not take one, the reason, for example how many of your " +
-      "examples that model gets right",
-    key: "a public key and the time of its clock, when it joins",
+      "which released model this device uses. If it refused a released model, also the reason: for example, how many " +
+      "of your examples that model gets right",
+    key: "when this device joins: a public key and the time of its clock",
   } satisfies Record<Line, string>,
   /** What a federation asks for if its devices judge the model. */
   apart: (share: string) =>
@@ -126,27 +128,27 @@ export const ENGLISH = {
   /** In a federation with secure sums. */
   onlySums: (fewest: number) =>
     `The coordinator learns only the sum of the updates of at least ${fewest} devices, never the update of this device.`,
-  leavesAddress: "as with every page: its internet address",
+  leavesAddress: "as with every web page: the internet address of this device",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
   tryingAgain: (seconds: number) => `Trying again in ${seconds} s.`,
   host: (host: string) => `For the federation at ${host}`,
   stages: {
     starting: "Opening",
-    held: "Waiting until this page is closed in another tab, or until the last step before the reload has ended",
+    held: "Waiting: this page is open in another tab, or the last step before the reload has not ended yet",
     new: "Not joined yet",
     joining: "Joining",
     joined: "Ready to train",
     waiting: "Waiting for the next round",
     downloading: "Downloading the model",
     training: "Training",
-    evaluating: "Counting how many of your examples the last model gets right",
+    evaluating: "Counting how many of your examples the new model gets right",
     uploading: "Sending the result",
     paused: "Paused",
     leaving: "Leaving and erasing",
     finished: "All rounds are over. Thank you!",
   } satisfies Record<Stage, string>,
   measuring: (percent: number) =>
-    `Measuring how fast this device is, about half a minute: ${percent}% done`,
+    `Measuring how fast this device is (this takes about half a minute): ${percent}% done`,
   afterTheEnd: `You can close this page. What it has stored stays until you press “${PAGE.leave}” below.`,
   chooseData: "Joined. Choose your data next.",
   pausing: "Pausing after this step",
@@ -177,8 +179,8 @@ export const ENGLISH = {
   },
   otherPart: "its part of the model",
   farOff: (channel: number, own: [string, string], usual: [string, string]) =>
-    `Check the unit of your data: the values of channel ${channel} are mostly between ${own[0]} and ${own[1]}, but ` +
-    `in the federation between ${usual[0]} and ${usual[1]}.`,
+    `Check the unit of your data: your values of channel ${channel} are mostly between ${own[0]} and ${own[1]}, but ` +
+    `the values of the whole federation are mostly between ${usual[0]} and ${usual[1]}.`,
   noData: "No data in use yet.",
   data: (name: string, files: number, samples: number, size: string) =>
     `${files === 1 ? name : `${files} files`}: ${samples === 1 ? "1 example" : `${samples} examples`}, ${size}`,
@@ -190,20 +192,20 @@ export const ENGLISH = {
     count === 0 ? `Pictures: ${name}` : `Pictures: ${name} (${count} chosen)`,
   usePictures: (count: number) => (count === 0 ? PAGE.usePictures : `${PAGE.usePictures} (${count})`),
   lookingAt: (one: number, of: number) => `Looking at picture ${one} of ${of}`,
-  takeOut: (name: string) => `Take out ${name}`,
+  takeOut: (name: string) => `Remove ${name}`,
   more: (count: number) => `and ${count} more`,
   unreadable: (names: string[]) => `Left out, because this browser cannot read them: ${names.join(", ")}.`,
-  twice: (names: string[]) => `Chosen already, so left out: ${names.join(", ")}.`,
+  twice: (names: string[]) => `Left out, because they are already chosen: ${names.join(", ")}.`,
   csvHelp: (columns: string, label: string, classes: string) =>
-    `A line with names, then a line for each point in time. Columns: ${columns}. The column ${label} ` +
-    `says what was measured${classes === "" ? "" : `: ${classes}`}.`,
+    `First a line with the names of the columns, then a line for each point in time. Columns: ${columns}. ` +
+    `The column ${label} says what was measured${classes === "" ? "" : `: ${classes}`}.`,
   sent: (size: string) => `${size} sent since this page was opened`,
   sinceOpened: (minutes: string, down: string, up: string, battery: number | null) =>
     `Since this page was opened: ${minutes} min of training, ${down} received, ${up} sent` +
     `${battery === null ? "" : `, ${battery}% of the battery used`}.`,
   persisted: "The browser has promised to keep what this page stores.",
-  notPersisted: "The browser may remove what this page stores when it needs room.",
-  keepOpen: "Keep this page open: training stops when it is closed, and continues when it is opened again.",
+  notPersisted: "When the browser needs room, it may remove what this page has stored.",
+  keepOpen: "Keep this page open: training stops when the page is closed, and continues when you open the page again.",
   passLoss: (loss: string) => `Error of the model in the last pass: ${loss}`,
   oneLoss: (round: number, loss: string) => `Error of the model in round ${round}: ${loss} (less is better)`,
   losses: (first: number, from: string, last: number, to: string) =>
@@ -221,17 +223,18 @@ export const ENGLISH = {
   tryLater: "This device is training. You can try the model when the training waits, is paused or has finished.",
   model: (round: number) =>
     round === 1
-      ? "The shared model answers, as it was before the first round. It may only guess."
-      : `The shared model answers, as it was when round ${round} began.`,
-  lastModel: "The shared model answers, as it was after the last round.",
+      ? "The answer comes from the shared model before the first round. Its answers may be mere guesses."
+      : `The answer comes from the shared model at the start of round ${round}.`,
+  lastModel: "The answer comes from the shared model after the last round.",
   releasedModel: (number: number, round: number, date: string) =>
-    `The released model answers: release ${number} of ${date}, the shared model after round ${round}.`,
+    `The answer comes from release ${number} of ${date}: the shared model after round ${round}.`,
   /** How the model predicts examples of this device. */
   right: (right: number, of: number, share: string) =>
-    `It was judged on ${of} of your own examples and got ${right} right (${share}).`,
+    `This model was judged on ${of} of your own examples and got ${right} right (${share}).`,
   refusedRelease: (number: number) =>
-    `This device did not take release ${number}: it is worse on your own examples, or cannot be used here.`,
-  personalModel: (round: number) => `Your personal model answers, as this device trained it in round ${round}.`,
+    `This device refused release ${number}: that model is worse on your own examples, or cannot be used here.`,
+  personalModel: (round: number) =>
+    `The answer comes from your personal model, as this device trained it in round ${round}.`,
   trying: "The model is working",
   tried: (file: string, lines: number) => `The last ${lines} lines of ${file}`,
   triedFirst: (file: string, of: number) => (of === 1 ? file : `The first of ${of} examples in ${file}`),
@@ -245,7 +248,10 @@ export const ENGLISH = {
   resume: "Continue",
   /** What to do about a problem that stopped the training, by the start of its code. */
   remedies: [
-    ["client.not-authorised", "This device has lost its place. Erase below, then open the link again."],
+    [
+      "client.not-authorised",
+      `This device is no longer a member. Press “${PAGE.leave}” below, then open the link again.`,
+    ],
     ["trust.", "Ask the operator before you continue."],
     ["storage.lost", "Choose your data again. Then press Start training."],
     ["data.", "Choose your data again."],
@@ -263,13 +269,13 @@ export const ENGLISH = {
     "join.operator-token": "This link is the operator's own. Ask the operator for the link for devices.",
     "join.revoked-token": "This link is no longer valid. Ask the operator for a new one.",
     "join.skewed-clock":
-      "The clock of this device differs too much from the coordinator's. Set date and time, and the time zone, to " +
-      "automatic in the device's settings.",
+      "The clock of this device differs too much from the coordinator's. In the device's settings, set date, time " +
+      "and time zone to automatic.",
     "join.unknown-memory":
-      "The browser does not say how much memory this device has, and the coordinator needs it. Try Chrome, or " +
+      "The browser does not say how much memory this device has, and the coordinator needs to know. Try Chrome, or " +
       "tell the operator.",
     "join.unknown-token":
-      "The coordinator does not know this link. Open the whole link that you got from the operator, or ask for a " +
+      "The coordinator does not know this link. Open the complete link that you got from the operator, or ask for a " +
       "new one.",
     "join.used-up-token": "All places of this link are taken. Ask the operator for another link.",
     "plan.nothing-fits": "No part of the model is small enough for this device. Tell the operator.",

@@ -27,7 +27,7 @@ const listed = (names: readonly string[]): string =>
 /** A device leaves a sum, because of something with which the coordinator could learn an update. */
 const unsafe = (why: string): string =>
   `This device has left the secure sum of the round, because the coordinator broke a rule: ${why}. The update was not ` +
-  "revealed. Ask the operator, if this happens again.";
+  "revealed. If this happens again, ask the operator.";
 
 export const ENGLISH_FAULTS: Sentences = {
   "bundle.altered-file": ({ file }) =>
@@ -39,12 +39,12 @@ export const ENGLISH_FAULTS: Sentences = {
   "bundle.malformed/runtime": ({ runtime }) =>
     `The coordinator sent work for ${runtime}, but a page needs ONNX graphs.`,
   "bundle.malformed/private": () =>
-    "The federation trains with differential privacy for samples, which this page does not have. Nothing was " +
-    "trained. Use the agent for computers.",
+    "The federation trains with differential privacy for samples, which this page does not support. Nothing was " +
+    "trained. Use the agent program on a computer.",
   "bundle.unreadable-tensors": ({ file }) => `${file} is damaged: its numbers cannot be read.`,
   "bundle.unsafe-graph": ({ file, found, domain }) =>
-    `${file} was not opened: the graph has ${UNSAFE[found]}${domain && ` '${domain}'`}, which no export has. ` +
-    "Do not train this bundle; ask where it comes from.",
+    `${file} was not opened: the graph has ${UNSAFE[found]}${domain && ` '${domain}'`}. Exported graphs never have ` +
+    "this. Do not train this bundle; ask where it comes from.",
   "bundle.wrong-graph": ({ port, signature }) =>
     `The coordinator sent work that contradicts itself: “${port}” of ${signature} is only in the graph or ` +
     "only in the manifest.",
@@ -57,7 +57,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "client.away/busy": () => "The coordinator is busy.",
   "client.not-a-coordinator": ({ origin }) => `${origin} did not answer like a coordinator.`,
   "client.not-a-coordinator/status": ({ origin, status }) =>
-    `${origin} answers with HTTP ${status}, not like a coordinator.`,
+    `${origin} did not answer like a coordinator (HTTP ${status}).`,
   "client.not-a-coordinator/samples": ({ origin }) =>
     `${origin} asks for data of a kind that this page does not know. Reload the page.`,
   "client.too-long": ({ origin }) => `${origin} sent more than it announced. The answer was not used.`,
@@ -75,22 +75,24 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.missing-column/several": ({ file, column, columns }) =>
     `${file} has several columns “${column}”. The first line names ${listed(columns)}.`,
   "data.missing-file": () => "No file was chosen.",
-  "data.no-labels": ({ name, ignored }) => `${name}: all labels are ${ignored}, so none counts.`,
+  "data.no-labels": ({ name, ignored }) =>
+    `${name}: all labels are ${ignored}. Such labels are ignored, so there is nothing to train on.`,
   "data.not-a-number": ({ file, line, column, text }) =>
     `${file}, line ${line}: ${column} is “${text}”; it must be a number such as -1.5. Correct the line or remove it.`,
   "data.not-a-number/mixed": ({ file, line, column, text }) =>
     `${file}, line ${line}: ${column} is “${text}”, but numbers before it have the other decimal mark. Write all ` +
     "numbers of a file with a point, or all with a comma.",
   "data.not-a-sequence": ({ name, sample, ignored }) =>
-    `${name}: with the loss ctc, the labels of an example must be its sequence without 0 (the blank), and then only ` +
-    `${ignored}. Example ${sample} (counted from 0) has other labels.`,
-  "data.not-prepared": () => "This federation does not take such files.",
+    `${name}: with the loss ctc, the labels of an example must be classes other than 0 (the blank), padded at the ` +
+    `end with ${ignored}. Example ${sample} (counted from 0) breaks this rule.`,
+  "data.not-prepared": () => "This federation does not accept files of this kind.",
   "data.nothing-new": () => "This page has these files already: nothing was added.",
   "data.number-out-of-range": ({ name, sample }) =>
     `${name}: example ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
     "remove the example.",
   "data.other-form": ({ name }) =>
-    `${name} has examples of another kind than those on this page. Choose it again without adding.`,
+    `The examples in ${name} have another form than those on this page. Choose the file again, without keeping the ` +
+    "examples that are already here.",
   "data.other-preparation": () =>
     "This federation now prepares data in another way. Choose your data again.",
   "data.too-few-samples": ({ lines }) =>
@@ -129,9 +131,9 @@ export const ENGLISH_FAULTS: Sentences = {
   "page.fault/pictures": () => "This browser cannot read pictures.",
   refused: ({ message }) => message,
   "leave.untold": ({ device, id }) =>
-    "Everything on this device is erased. The coordinator did not answer, and keeps the place: tell the " +
-    `operator that “${device}” (${id}) has left.`,
-  "release.no-inference-bundle": () => "The release cannot predict, so it cannot be used.",
+    "Everything on this device is erased. The coordinator did not answer, so it still counts this device " +
+    `as a member. Tell the operator that “${device}” (${id}) has left.`,
+  "release.no-inference-bundle": () => "The release has no model for predictions, so it cannot be used.",
   "release.no-room": ({ needed, free }) =>
     `The release needs ${needed} bytes, but this page may store only ${free} more. The page tries again in an hour.`,
   "release.worse": ({ reason }) => reason,
@@ -140,33 +142,39 @@ export const ENGLISH_FAULTS: Sentences = {
   "storage.lost": () => "The browser has removed a file of this page.",
   "storage.lost/data": () => "The browser has removed the data of this page.",
   "storage.lost/model": () =>
-    "The browser has removed the model of this page. If more rounds come, the next one brings it again.",
+    "The browser has removed the model of this page. If there is another round, this page gets the model again.",
   "trial.no-memory": () =>
     "This device has not enough memory for the model at the moment. Close other tabs and apps, reload this page, " +
     "then try again.",
   "trial.no-model": () => "There is no model on this device yet. It comes with the first round.",
   "trial.training": () => "This device is training. Try the model when the training waits, is paused or has finished.",
   "trust.forged-invitation": () =>
-    "The description of this federation is not signed by its coordinator: somebody on the way has altered it.",
+    "The description of this federation is not signed by its coordinator: somebody has altered it on the way.",
   "trust.forged-key": () =>
-    "A new key came that is not signed by your coordinator: somebody on the way has altered it. Nothing was changed.",
+    "A new key came that is not signed by your coordinator: somebody has altered it on the way. Nothing was changed.",
   "trust.forged-release": ({ number }) =>
-    `Release ${number} is not signed by your coordinator: somebody on the way has altered it. Nothing was changed.`,
+    `Release ${number} is not signed by your coordinator: somebody has altered it on the way. Nothing was changed.`,
   "trust.forged-work": () =>
-    "The work that came is not signed by your coordinator: somebody on the way has altered it. Nothing was " +
+    "The work that came is not signed by your coordinator: somebody has altered it on the way. Nothing was " +
     "trained.",
   "trust.forged-work/group": () =>
-    "The list of devices of a secure sum is not signed by your coordinator: somebody on the way has altered it. " +
+    "The list of devices of a secure sum is not signed by your coordinator: somebody has altered it on the way. " +
     "Nothing was sent.",
   "trust.late-key": () =>
-    "The coordinator has a new key, and the time to follow it is over. Ask for a new link and join with it. Check the " +
-    "date of this device, too.",
+    "The coordinator has a new key, and this page can no longer change to it. Ask for a new link and join with it. " +
+    "Also check the date of this device.",
+  "trust.unclippable": () =>
+    "The change of this device cannot be clipped, because numbers that the coordinator sent are not finite or its group " +
+    "is too large. Nothing was sent. Ask the operator.",
+  "trust.less-noise": ({ promised, noise }) =>
+    `At first, secure sums had the noise multiplier ${promised}. The coordinator now asks for a sum with ${noise}. ` +
+    "Nothing was sent. Ask the operator. To agree, leave and join again.",
   "trust.no-secure-sum": () =>
     "The coordinator asks for the update of this device, but the federation used secure sums before, which reveal no " +
     "single update. Nothing was sent. To agree, leave and join again.",
   "trust.old-release": ({ number }) =>
-    `The offer of release ${number} is older than the newest that this page has followed: somebody may have sent ` +
-    "an old message again. Nothing was changed.",
+    `The offer of release ${number} is older than the newest offer that this page has handled: somebody may have ` +
+    "sent an old message again. Nothing was changed.",
   "trust.old-work": () =>
     "The work is signed, but it is not current: somebody may have sent old work again. Nothing was trained. " +
     "Check the date and the time of this device.",
@@ -184,22 +192,22 @@ export const ENGLISH_FAULTS: Sentences = {
   "trust.unsafe-sum/left-out": () => unsafe("the sum leaves out the update that this device has sent"),
   "trust.unsafe-sum/no-group": () => unsafe("it left out the list of the group"),
   "trust.unsafe-sum/no-update-yet": () =>
-    unsafe("it named the updates of the sum before this device had sent its own"),
-  "trust.unsafe-sum/other-devices": () => unsafe("it named other devices of the sum than before"),
-  "trust.unsafe-sum/other-members": () => unsafe("the sum has a device twice, or one that is not in the group"),
+    unsafe("it named the devices in the sum before this device had sent its update"),
+  "trust.unsafe-sum/other-devices": () => unsafe("it named other devices in the sum than before"),
+  "trust.unsafe-sum/other-members": () => unsafe("the sum has a device twice, or a device that is not in the group"),
   "trust.unsafe-sum/other-neighbours": () =>
-    unsafe("it passed on shares of devices that are no neighbours of this one"),
+    unsafe("it passed on shares of devices that are not neighbours of this device"),
   "trust.unsafe-sum/own-keys": () => unsafe("the keys of this device are missing from the group, or were changed"),
-  "trust.unsafe-sum/shares-twice": () => unsafe("it asked for the shares of one attempt twice"),
+  "trust.unsafe-sum/shares-twice": () => unsafe("it asked twice for the shares of the same attempt"),
   "trust.unsafe-sum/small-group": ({ found, needed }) =>
     unsafe(`the group has ${found} devices, but it needs ${needed}`),
   "trust.unsafe-sum/small-sum": ({ found, needed }) => unsafe(`the sum has ${found} devices, but it needs ${needed}`),
   "trust.unsafe-sum/twice": () => unsafe("the group has a device or a key twice"),
   "trust.unsafe-sum/unconfirmed": () =>
-    unsafe("it asked for shares for another sum than the devices have confirmed"),
+    unsafe("it asked for shares for another sum than the one that the devices have confirmed"),
   "trust.unsafe-sum/unsigned-keys": ({ device }) =>
-    unsafe(`${device} has not signed its keys for this round, bundle and terms, or they cannot be used`),
-  "trust.unsafe-sum/update-twice": () => unsafe("it asked for the update of one attempt twice"),
+    unsafe(`${device} has not signed its keys for this round, bundle and terms, or these keys cannot be used`),
+  "trust.unsafe-sum/update-twice": () => unsafe("it asked twice for the update of the same attempt"),
   "update.beyond-float16": ({ value }) =>
     `In float16, recorded activations can be at most 65,504, but one is ${value}. Check the data. If they ` +
     "are right, the coordinator needs a submodel without recording=float16.",

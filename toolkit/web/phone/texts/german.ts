@@ -133,7 +133,7 @@ export const GERMAN: Words = {
     waiting: "Warten auf die nächste Runde",
     downloading: "Das Modell wird geladen",
     training: "Training läuft",
-    evaluating: "Es wird gezählt, bei wie vielen Ihrer Beispiele das letzte Modell recht hat",
+    evaluating: "Es wird gezählt, bei wie vielen Ihrer Beispiele das neue Modell recht hat",
     uploading: "Das Ergebnis wird gesendet",
     paused: "Pause",
     leaving: "Es wird ausgestiegen und gelöscht",

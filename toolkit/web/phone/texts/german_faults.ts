@@ -167,6 +167,13 @@ export const GERMAN_FAULTS: Sentences = {
   "trust.late-key": () =>
     "Der Koordinator hat einen neuen Schlüssel, und die Zeit für den Wechsel ist vorbei. Bitten Sie um einen neuen " +
     "Link, und treten Sie damit bei. Prüfen Sie auch das Datum dieses Geräts.",
+  "trust.unclippable": () =>
+    "Die Änderung dieses Geräts lässt sich nicht begrenzen, weil Zahlen des Koordinators nicht endlich sind oder die " +
+    "Gruppe zu groß ist. Es wurde nichts gesendet. Fragen Sie den Betreiber.",
+  "trust.less-noise": ({ promised, noise }) =>
+    `Sichere Summen hatten anfangs das ${promised}-fache Rauschen, und der Koordinator verlangt eine Summe mit dem ` +
+    `${noise}-fachen. Es wurde nichts gesendet. Fragen Sie den Betreiber. Wenn Sie einverstanden sind, verlassen Sie ` +
+    "die Föderation, und treten Sie wieder bei.",
   "trust.no-secure-sum": () =>
     "Der Koordinator will das Ergebnis dieses Geräts sehen, aber diese Föderation hatte sichere Summen, die kein einzelnes " +
     "Ergebnis verraten. Es wurde nichts gesendet. Wenn Sie einverstanden sind, steigen Sie aus, und treten Sie wieder bei.",

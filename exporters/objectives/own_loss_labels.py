@@ -1,0 +1,145 @@
+"""The labels of the user's own loss, which a decorator declares."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from device_agent.formats.label_rule import LabelRule
+from device_agent.formats.manifest import Part
+from device_agent.formats.packing import LARGEST_ID, columns, packed_size
+from profiles.errors import InputError
+
+ATTRIBUTE = "edgetailor_labels"
+"""The attribute of a loss that holds its labels."""
+NO_LABELS = Part(name="", shape=(), limit=0)
+"""The labels of a loss that reads none. A zero for each sample takes their place."""
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def classes(count: int, *shape: int) -> Part:
+    """Declare labels that are classes from 0 to `count` - 1, for the decorator `loss`.
+
+    Args:
+        count: Number of classes, or of other ids.
+        shape: Shape of the labels of one sample; no sizes if a sample has one class. With a shape,
+            labels of -100 are passed to the loss, for positions without a label.
+
+    Raises:
+        InputError: A number is not allowed.
+
+    Examples:
+        >>> classes(10).limit, classes(21, 64, 64).shape
+        (10, (64, 64))
+    """
+    if not isinstance(count, int) or not 1 <= count <= LARGEST_ID:
+        raise InputError(
+            "et.classes needs the number of classes, from 1 to {most:,}; it got {count}.",
+            code="loss.wrong-labels",
+            count=str(count),
+            most=LARGEST_ID,
+        )
+    return Part(name="", shape=_checked(shape), dtype="int64", limit=count)
+
+
+def numbers(*shape: int) -> Part:
+    """Declare labels that are float32 numbers, for the decorator `loss`.
+
+    Args:
+        shape: Shape of the labels of one sample; no sizes if a sample has one number.
+
+    Raises:
+        InputError: A size is not allowed.
+
+    Examples:
+        >>> numbers(4).shape, numbers().shape
+        ((4,), ())
+    """
+    return Part(name="", shape=_checked(shape))
+
+
+def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], Function]:
+    """Declare the labels of your own loss: a decorator for a function of outputs and labels.
+
+    Use it for any loss that is not built in. The function gets what the model returns (a tensor, a
+    tuple or a dictionary) and the labels of a batch (a tensor, or a dictionary of several arrays).
+    The function returns one of these:
+
+    - the loss of each sample, a tensor (batch,), of which the mean is taken;
+    - the loss of the batch, a tensor with one number;
+    - a pair: one of the two above, and a dictionary of metrics by name, each a tensor (batch,). An
+      evaluation shows the means of the metrics over the samples.
+
+    The function is recorded once, as models are, and becomes a part of the exported training step.
+    The function must compute with torch's operators and must not read values. Name it as
+    `module:function` wherever a loss is expected.
+
+    Args:
+        single: The labels, if they are one array: `y` of the local data.
+        named: Several arrays of labels by name: `y_NAME` of the local data. Without arguments, the
+            loss reads no labels. Then the local data need none, and the function gets None.
+
+    Raises:
+        InputError: The labels are not made by `classes` and `numbers`.
+
+    Examples:
+        >>> import torch
+        >>> import edgetailor as et
+        >>> @et.loss(box=et.numbers(4), kind=et.classes(10))
+        ... def detection(outputs, labels):
+        ...     far = (outputs["box"] - labels["box"]).abs().mean(1)
+        ...     wrong = torch.nn.functional.cross_entropy(
+        ...         outputs["kind"], labels["kind"], reduction="none"
+        ...     )
+        ...     return wrong + far, {"distance": far}
+    """
+    given = {"": single} if single is not None else dict(named) or {"": NO_LABELS}
+    right = all(isinstance(part, Part) and not part.name for part in given.values())
+    if not right or (single is not None and named):
+        raise InputError(
+            "et.loss needs the labels: one array, as @et.loss(et.classes(10)), or several by name, "
+            "as @et.loss(box=et.numbers(4), kind=et.classes(10)). If the loss reads no labels, "
+            "write @et.loss().",
+            code="loss.wrong-labels",
+        )
+    parts = tuple(
+        Part(name=name, shape=part.shape, dtype=part.dtype, limit=part.limit)
+        for name, part in given.items()
+        if part is not None
+    )
+
+    def declare(function: Function) -> Function:
+        setattr(function, ATTRIBUTE, parts)
+        return function
+
+    return declare
+
+
+def rule_of_parts(parts: tuple[Part, ...]) -> LabelRule:
+    """The rule for arrays of labels that are packed into one array."""
+    return LabelRule(None, (packed_size(parts),), "float32", parts=parts)
+
+
+def _checked(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if all(isinstance(size, int) and size > 0 for size in shape):
+        return shape
+    raise InputError(
+        "The shape of labels {shape} must be whole numbers above 0, the sizes of one sample "
+        "without the batch.",
+        code="loss.wrong-labels",
+        shape=str(shape),
+    )
+
+
+def zeros_last(labels: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Packed labels in which zeros end each sequence of classes.
+
+    Losses of sequences, such as CTC, may take zeros for padding. For other labels, torch's own
+    gradient of CTC may be wrong.
+    """
+    labels, places = labels.clone(), columns(parts)
+    for part in parts:
+        if part.dtype == "int64" and len(part.shape) == 1:
+            own = labels[:, places[part.name]]
+            labels[:, places[part.name]] = own.sort(1, descending=True).values
+    return labels

@@ -1,0 +1,91 @@
+"""Stops the gradient of a path that was not taken.
+
+In `where(c, a, b)`, the gradient of the value that was not chosen is 0. On the path of this value,
+backpropagation multiplies it by derivatives of divisions and logarithms. These may be infinite,
+because nobody wrote them for such numbers: for example, the mean over no element. 0 times infinity
+is not a number. So each operator whose derivative may be infinite reads `where(c, x, x.detach())`,
+which passes x on, but no gradient if its path was not taken.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+UNBOUNDED = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("div", "reciprocal", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow"),
+        *("exp", "expm1", "exp2", "sinh", "cosh", "tan", "acos", "asin", "acosh", "atanh"),
+        *("logit", "xlogy", "linalg_vector_norm", "norm", "var", "std"),
+    )
+)
+"""Operators whose derivative may be infinite, or not a number."""
+
+
+def guard_gradients(graph: Graph, choices: Iterable[Node]) -> Iterator[tuple[Node, Node]]:
+    """Guard what only one path of each of the `choices` computes; see the top of this module.
+
+    Args:
+        graph: A graph whose nodes stand in their order.
+        choices: Nodes `where(asked, one, other)` that choose between paths. Those that are not in
+            the graph any more do not count.
+
+    Yields:
+        Each new node, with the operator that it guards. The decision may come after it, so sort the
+        nodes.
+    """
+    with_gradient: set[Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        moves = not isinstance(value, Tensor) or value.is_floating_point()
+        given = node.op != "call_function" or not with_gradient.isdisjoint(node.all_input_nodes)
+        if moves and given and node.target is not aten.detach.default:
+            with_gradient.add(node)
+    for choice in [choice for choice in choices if choice.users]:
+        asked, *values = choice.args
+        for taken, chosen in zip((True, False), values, strict=True):
+            reads = [
+                (node, value)
+                for node in only_of(choice, chosen)
+                if getattr(node.target, "overloadpacket", None) in UNBOUNDED
+                for value in node.all_input_nodes
+                if value in with_gradient
+                and value.op != "get_attr"  # weights stay what layers read
+            ]
+            for node, value in reads:
+                for new in _guard(graph, node, value, asked, taken=taken):
+                    yield new, node
+
+
+def only_of(choice: Node, chosen: object) -> list[Node]:
+    """The operators that only `chosen`, an argument of `choice`, needs."""
+    found: dict[Node, None] = {}
+    if sum(argument is chosen for argument in choice.args) > 1:
+        return []
+    waiting = [chosen]
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, Node) or node.op != "call_function":
+            continue
+        if node in found or node is choice.args[0]:
+            continue
+        # A node comes again when its last user has come.
+        if all(user in found or (user is choice and node is chosen) for user in node.users):
+            found[node] = None
+            waiting += node.all_input_nodes
+    return list(found)
+
+
+def _guard(graph: Graph, node: Node, value: Node, asked: Any, *, taken: bool) -> tuple[Node, Node]:
+    """Let no gradient through `node` to `value`, which it reads, unless `asked` is `taken`."""
+    with graph.inserting_before(node):
+        alone = graph.call_function(aten.detach.default, (value,))
+        pair = (value, alone) if taken else (alone, value)
+        guarded = graph.call_function(aten.where.self, (asked, *pair))
+    alone.meta, guarded.meta = dict(value.meta), dict(value.meta)
+    node.replace_input_with(value, guarded)
+    return alone, guarded

@@ -1,0 +1,1 @@
+"""How a model is recorded that divides batches, cuts sequences or fixes the number of samples."""
