@@ -33,8 +33,8 @@ BATCH_LOSS = (
     "module:function, with a function that returns what it gets."
 )
 COMPLEX = (
-    " Keep the real and the imaginary part, self.w = nn.Parameter(torch.view_as_real(w)), and "
-    "compute with torch.view_as_complex(self.w)."
+    " `et.load_model` makes pairs of real numbers of the complex parameters of your own modules. "
+    "If this one belongs to a layer of torch.nn, write the layer as a module of your own."
 )
 NUMBERS = (aten.item.default, aten._local_scalar_dense.default)
 """Operators that read a number from a tensor."""
@@ -109,8 +109,9 @@ def check_dense(module: str, attributes: Mapping[str, object]) -> None:
     for name, value in attributes.items():
         if isinstance(value, Tensor) and value.layout != torch.strided:
             raise ModelError(
-                "{tensor!r} is a sparse tensor, which ONNX and TFLite do not have. Make it dense "
-                "by .to_dense() in __init__, and multiply by `@` in place of torch.sparse.mm.",
+                "{tensor!r} is a sparse tensor, which ONNX and TFLite do not have. Load the model by "
+                "`et.load_model`, which keeps sparse matrices as indices and values, or make the "
+                "tensor dense by .to_dense() in __init__.",
                 code="model.sparse-tensor",
                 tensor=f"{module}.{name}".removeprefix("."),
             )

@@ -13,6 +13,7 @@ from one_step import check_one_step
 from parameters import quarter_quick
 from profiles.errors import EdgeTailorError
 from toolkit.inspection import inspect_each
+from toolkit.submodels.model_loading import in_trainable_form
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
@@ -35,10 +36,10 @@ def model_of(row: Row, folder: Path) -> nn.Module:
     module = importlib.util.module_from_spec(spec)
     sys.modules["construct"] = module
     spec.loader.exec_module(module)
-    model: nn.Module = module.Net()
-    return model
+    return in_trainable_form(module.Net())  # as `load_model` does
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("name", quarter_quick(EXPORTED))
 def test_what_the_table_exports_is_recorded(name: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
@@ -48,6 +49,7 @@ def test_what_the_table_exports_is_recorded(name: str, seed: int, tmp_path: Path
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(("name", "format"), COMPARED)
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)

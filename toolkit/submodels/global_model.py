@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from exporters.recording.replacements.complex_numbers.complex_parameters import in_form_of
 from exporters.recording.shared_tensors import first_names
 from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
@@ -104,7 +105,9 @@ class GlobalModel:
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the tensors into `model`, which must have the same names and shapes."""
-        model.load_state_dict(self.state_dict())
+        own = model.state_dict()
+        state = {n: in_form_of(own.get(n, v), v) for n, v in self.state_dict().items()}
+        model.load_state_dict(state)
 
     def lend_to(self, model: nn.Module) -> None:
         """Like `load_into`, but without copying parameters: they share the memory of these tensors.
@@ -261,7 +264,8 @@ def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
     """
     own = model.state_dict()
     first = first_names(own)
-    tensors = _first_only(weights.state_dict(), first, origin)
+    read = {n: in_form_of(own.get(n, v), v) for n, v in weights.state_dict().items()}
+    tensors = _first_only(read, first, origin)
     for name in tensors.keys() ^ set(first.values()):
         problem = "lacks the tensor" if name in own else "has the unexpected tensor"
         raise InputError(

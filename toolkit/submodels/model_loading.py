@@ -10,6 +10,8 @@ from torch import nn
 
 from exporters.recording.inputs.input_ranges import with_inputs
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
+from exporters.recording.replacements.complex_numbers.complex_parameters import with_real_parameters
+from exporters.recording.replacements.sparse_matrices import with_sparse_matrices
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model
@@ -137,4 +139,9 @@ def build_model(reference: str, seed: int) -> nn.Module:
             returned=kind,
             article=article,
         )
-    return model
+    return in_trainable_form(model)
+
+
+def in_trainable_form(model: nn.Module) -> nn.Module:
+    """Keep complex parameters and sparse matrices of `model` as real tensors, in place."""
+    return with_sparse_matrices(with_real_parameters(model))

@@ -18,6 +18,7 @@ from exporters.recording.replacements.index_forms import INDEXING
 from exporters.recording.replacements.multilabel_margin import multilabel_margin_loss
 from exporters.recording.replacements.recurrent_cells import RECURRENT_CELLS
 from exporters.recording.replacements.small_matrices import SMALL_MATRICES
+from exporters.recording.replacements.sparse_matrices import SPARSE_MATRICES
 from exporters.recording.replacements.statistics import STATISTICS
 from exporters.recording.replacements.tensor_methods import TENSOR_METHODS
 from exporters.recurrence.replacements import Replacement
@@ -164,6 +165,7 @@ FORMS: dict[Any, Replacement] = {
     **TENSOR_METHODS,
     **STATISTICS,
     **SMALL_MATRICES,
+    **SPARSE_MATRICES,
     torch.cdist: cdist,
     **dict.fromkeys(
         (Tensor.__rshift__, torch.bitwise_right_shift, Tensor.bitwise_right_shift), right_shift
