@@ -109,9 +109,9 @@ def check_dense(module: str, attributes: Mapping[str, object]) -> None:
     for name, value in attributes.items():
         if isinstance(value, Tensor) and value.layout != torch.strided:
             raise ModelError(
-                "{tensor!r} is a sparse tensor, which ONNX and TFLite do not have. Load the model by "
-                "`et.load_model`, which keeps sparse matrices as indices and values, or make the "
-                "tensor dense by .to_dense() in __init__.",
+                "{tensor!r} is a sparse tensor, which ONNX and TFLite do not have. Load the model "
+                "with `et.load_model`, which keeps sparse matrices as indices and values, or make "
+                "the tensor dense by .to_dense() in __init__.",
                 code="model.sparse-tensor",
                 tensor=f"{module}.{name}".removeprefix("."),
             )

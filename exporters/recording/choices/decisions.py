@@ -5,6 +5,7 @@ the recordings are merged (see `merged_paths.py`).
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ MARK = "decision of the model"
 RANGE = "possible_numbers"
 """The attribute with the `range` of a drawn whole number, which Python's code may use as one."""
 ASSERT = torch.ops.aten._assert_async.msg
+ASSERTION = re.compile(r": assert (?P<no>not )?(?!.*\b(and|or|if)\b)")
+"""A line of a user that asserts one answer."""
 
 
 class TooManyPaths(Exception):  # noqa: N818 - users never see it
@@ -87,8 +90,11 @@ class Decisions(TorchFunctionMode):
 
     def _answer(self, question: Tensor) -> bool:
         """The answer to `question`, a tensor of one element; it marks the operator."""
+        line = source_lines.running_line()
+        if asserted := ASSERTION.search(line):
+            return not asserted["no"]  # the other answer raises an error, so its path is left out
         number = len(self.taken)
-        self.lines.append(source_lines.running_line())
+        self.lines.append(line)
         if number >= LARGEST_NUMBER:
             raise TooManyPaths(self.lines[0])
         asked = question.detach().reshape(())

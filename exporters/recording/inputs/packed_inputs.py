@@ -1,7 +1,10 @@
 """Packs the inputs of a model into its samples: floats and ids lie side by side in one array."""
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import combinations
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +22,8 @@ from profiles.text_formatting import did_you_mean
 aten = torch.ops.aten
 Model = TypeVar("Model", bound=nn.Module)
 ATTRIBUTE = "_edgetailor_parts"
+MOST_GUESSED = 8
+"""With more inputs, their types are not found by trials: n inputs have 2^n choices."""
 KEEPING = (
     *("view", "reshape", "slice", "select", "squeeze", "unsqueeze", "to.", "clone", "alias"),
     *("contiguous", "flatten", "unflatten", "transpose", "permute"),
@@ -67,6 +72,7 @@ def with_packed_inputs(model: Model, parts: Sequence[Part]) -> Model:
         return model
     original = type(model)
     call = calling(original, parts)
+    parts = with_types(model, call, parts)
 
     def forward(self: nn.Module, x: Tensor) -> object:
         size = packed_size(parts)
@@ -135,6 +141,32 @@ def calling(model: type[nn.Module], parts: Sequence[Part]) -> Call:
             missing=missing,
         )
     return lambda self, inputs: forward(self, **inputs)
+
+
+def with_types(model: nn.Module, call: Call, parts: Sequence[Part]) -> Sequence[Part]:
+    """`parts`, of which some become ids if no type was given and `model` does not run otherwise.
+
+    Tries the model on zeros with each choice of types, beginning with the fewest ids. If it needs
+    ids only, nothing changes, because recording finds that out by itself.
+    """
+    if len(parts) > MOST_GUESSED or any(part.dtype != "float32" for part in parts):
+        return parts
+    twin = copy.deepcopy(model).eval()
+
+    def runs(ids: Collection[Part]) -> bool:
+        types = [torch.int64 if part in ids else torch.float32 for part in parts]
+        inputs = {
+            part.name: torch.zeros(2, *part.shape, dtype=dtype)
+            for part, dtype in zip(parts, types, strict=True)
+        }
+        with torch.no_grad(), torch.random.fork_rng(devices=()), suppress(Exception):
+            call(twin, inputs)  # the user's code may raise any error
+            return True
+        return False
+
+    choices = (ids for n in range(len(parts)) for ids in combinations(parts, n))
+    ids = next(filter(runs, choices), ())
+    return [msgspec.structs.replace(p, dtype="int64") if p in ids else p for p in parts]
 
 
 def check_one_input(model: nn.Module) -> None:

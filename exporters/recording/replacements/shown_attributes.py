@@ -14,4 +14,5 @@ def show(module: nn.Module, forms: Mapping[str, Callable[[nn.Module], Any]]) -> 
     """
     kind = type(module)
     shown = {name: property(form) for name, form in forms.items()}
-    module.__class__ = type(kind.__name__, (kind,), {**shown, "__module__": kind.__module__})
+    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    module.__class__ = type(kind.__name__, (kind,), {**shown, **place})

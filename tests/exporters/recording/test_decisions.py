@@ -187,6 +187,21 @@ def test_a_check_of_the_samples_is_left_out() -> None:
     assert not any(word in str(captured.training.graph) for word in ("isnan", "where", "assert"))
 
 
+def test_many_assertions_are_one_path(seed: int) -> None:
+    """As in a decoder that asserts in each step; each step may also draw its own choice."""
+
+    def asserting(model: Between, h: Tensor) -> Tensor:
+        for _ in range(40):
+            assert (h == h.clone()).all()
+            assert not torch.isnan(h).any(), "nan"
+        return h.tanh() if h.mean() > 0 else h
+
+    torch.manual_seed(seed)
+    model = Between(asserting)
+    captured = capture(model, SHAPE)
+    check_equal(model, captured, torch.randn(5, *SHAPE), True, seed)
+
+
 def other_size(model: Between, h: Tensor) -> Tensor:
     return (
         h[:, : 4 if h.mean() > 0 else 8].sum(1, keepdim=True).expand(-1, 8)[:, :8]

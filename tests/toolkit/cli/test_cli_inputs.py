@@ -72,6 +72,7 @@ submodel  params  activations   MACs  capacity  weights
 full         507           96  0.8 k      1.00   2.0 kB
 activations and MACs for a batch of 32
 a sample: 4 float32; its output: 3
+its inputs: user int64 below 30, item int64 below 50, numbers 2 float32
 """
 
 
@@ -86,6 +87,8 @@ def test_several_inputs_from_inspect_to_deploy(seed: int, tmp_path: Path) -> Non
         "Python, use `pack_inputs`; in a federation's file, use the key `inputs`."
     )
     assert run(tmp_path, "inspect", TOWERS, *INPUTS) == SEVERAL_INPUTS
+    untyped = [given.removesuffix(":int64") for given in INPUTS]
+    assert run(tmp_path, "inspect", TOWERS, *untyped) == SEVERAL_INPUTS
     assert sum(own.numel() for own in two_towers().parameters()) == 507
 
     saved = ("--save-weights", "w.safetensors")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from device_agent.formats.manifest import Part
 from exporters.recording.captured import Captured
 from profiles.text_formatting import format_bytes, format_capacity, format_macs
 from toolkit.inspection import CutPlace, Inspection, NotPossible
@@ -38,6 +39,9 @@ def show_inspections(
         f"a sample: {shape(captured.sample_shape)} {captured.sample_dtype}{limit}; "
         f"its output: {shape(captured.output_shape)}"
     )
+    if captured.parts:
+        inputs = ", ".join(map(_described, captured.parts))
+        print(filled(f"its inputs: {inputs}", console.width))
     for output in () if trained.usual else trained.outputs:
         sizes_of = "" if output.shape is None else f" ({shape(output.shape)})"
         print(filled(f"{output.output}{sizes_of}: {output.use}", console.width))
@@ -76,6 +80,12 @@ WORDS = 36
 
 FEW = 3
 """A model with fewer places to cut gets an explanation."""
+
+
+def _described(part: Part) -> str:
+    limit = "" if part.limit is None else f" below {part.limit:,}"
+    sizes = f"{shape(part.shape)} " if part.shape else ""
+    return f"{part.name} {sizes}{part.dtype}{limit}"
 
 
 def show_cut_places(places: Sequence[CutPlace]) -> None:

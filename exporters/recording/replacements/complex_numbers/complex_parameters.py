@@ -1,8 +1,8 @@
 """Complex parameters as pairs of real numbers, which can be trained, averaged and exported.
 
-The pair of a + bi is (a, b). Autograd gives a complex parameter the gradients of a and b as the real
-and the imaginary part (PyTorch's notes on autograd, "Complex Numbers"), and SGD and Adam step both
-parts on their own. So a pair trains as its complex number does.
+The pair of a + bi is (a, b). The gradient of a complex parameter has the gradients of a and b as its
+real and imaginary part (PyTorch's notes on autograd, "Complex Numbers"). SGD and Adam step each of
+the parts separately. So a pair trains as its complex number does.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def _complex(name: str) -> Callable[[nn.Module], Tensor]:
 
 
 def in_form_of(own: Tensor, given: Tensor) -> Tensor:
-    """`given`, as pairs if it is complex and `own` is real, or as complex numbers in the reverse case."""
+    """`given` in the form of `own`: as pairs, or as complex numbers."""
     if given.is_complex() and own.is_floating_point():
         return torch.view_as_real(given)
     if own.is_complex() and given.is_floating_point() and given.shape == (*own.shape, 2):
