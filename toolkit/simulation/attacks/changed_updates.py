@@ -71,7 +71,7 @@ def drift(trained: Trained) -> Received:
 def many_samples(trained: Trained) -> Received:
     """Reverse the change, w - (v - w), and claim s samples. The checks accept at most 10^12."""
     record, tensors = _scaled(trained, -1.0)
-    return replace(record, samples=min(int(trained.strength), MOST_SAMPLES)), tensors
+    return replace(record, samples=min(max(1, int(trained.strength)), MOST_SAMPLES)), tensors
 
 
 def claim(trained: Trained) -> Received:

@@ -1,7 +1,7 @@
 """Complex parameters as pairs of real numbers, which can be trained, averaged and exported.
 
-The pair of a + bi is (a, b). The gradient of a complex parameter has the gradients of a and b as its
-real and imaginary part (PyTorch's notes on autograd, "Complex Numbers"). SGD and Adam step each of
+The pair of a + bi is (a, b). The gradient of a complex parameter has the gradients of a and b as
+its parts (PyTorch's notes on autograd, "Complex Numbers"). SGD and Adam step each of
 the parts separately. So a pair trains as its complex number does.
 """
 
