@@ -5,6 +5,7 @@ translations, which takes a second of processor time: more than lowering a small
 """
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
@@ -93,8 +94,19 @@ def sort(
     return found
 
 
+def atan2(y: onnx_ir.Value, x: onnx_ir.Value) -> onnx_ir.Value:
+    """Compute the angle of (x, y). Without this, torch.onnx takes a y of +0 for a negative one."""
+    below = onnx.Or(onnx.Less(y, 0.0), onnx.Less(onnx.Reciprocal(y), 0.0))  # -0 is below 0, too
+    angle = onnx.Atan(onnx.Div(y, x))
+    angle = onnx.Where(onnx.IsNaN(angle), 0.0, angle)  # of (0, 0)
+    half_turn = onnx.Where(below, -math.pi, math.pi)
+    found: onnx_ir.Value = onnx.Add(angle, onnx.Where(onnx.Less(x, 0.0), half_turn, 0.0))
+    return found
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sym_numel.default: numel,
     aten.split_with_sizes.default: split,
     aten.sort.stable: sort,
+    aten.atan2.default: atan2,
 }
