@@ -133,7 +133,7 @@ class MaskedValues(TorchFunctionMode):
         pair = name in ("max", "min") and len(args) == 2 and isinstance(args[1], Tensor)
         if (name in (*ELEMENTWISE, *COMPARISONS) or pair) and any(found):
             return lambda: self._computed(func, args, kwargs)
-        joined = name in ("cat", "stack") and [self._of(part) for part in args[0]]
+        joined = name in ("cat", "stack") and [self._of(part) for part in args[0][:]]
         if name in ALONG and (joined or first):
             along = self._along(func, name, joined or [first], args, kwargs)
             if along is not None:

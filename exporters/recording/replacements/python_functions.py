@@ -128,8 +128,36 @@ def divide(size: SymInt, other: Any) -> Any:
     return TRUE_DIVISION(size, other)  # type: ignore[no-untyped-call]
 
 
+class BatchList(list[Tensor]):
+    """A list of tensors, repeated by a size that depends on the batch, for `cat` and `stack`."""
+
+    def __init__(self, values: list[Tensor], size: SymInt) -> None:
+        super().__init__(values)
+        self._size = size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Iterate over a fixed number of tensors, which recording refuses."""
+        return iter(list(super().__iter__()) * int(self._size))
+
+    def joined(self, join: Any, dim: int) -> Tensor:
+        """All tensors, joined by `join` along the axis `dim`."""
+        once: Tensor = join(list(super().__iter__()), dim)
+        sizes: list[Any] = [1] * once.dim()
+        sizes[dim] = self._size
+        return once.repeat(sizes)
+
+
+def join(func: Any, tensors: Any, dim: int = 0) -> Tensor:
+    """`torch.cat` and `torch.stack`, also of a BatchList."""
+    known = isinstance(tensors, BatchList)
+    found: Tensor = tensors.joined(func, dim) if known else func(tensors, dim)
+    return found
+
+
 def repeated(size: SymInt, other: Any) -> Any:
     """`other * size`: a list of numbers becomes a tensor with that many copies of them."""
+    if isinstance(other, list) and other and all(isinstance(v, Tensor) for v in other):
+        return BatchList(other, size)
     if not (isinstance(other, list) and other and all(type(n) in (int, float) for n in other)):
         return TIMES(size, other)
     numbers = torch.tensor(other)

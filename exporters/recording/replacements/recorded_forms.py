@@ -16,6 +16,7 @@ from exporters.recording.replacements.ctc_form import ctc_loss
 from exporters.recording.replacements.cumulative import CUMULATIVE
 from exporters.recording.replacements.index_forms import INDEXING
 from exporters.recording.replacements.multilabel_margin import multilabel_margin_loss
+from exporters.recording.replacements.python_functions import join
 from exporters.recording.replacements.recurrent_cells import RECURRENT_CELLS
 from exporters.recording.replacements.small_matrices import SMALL_MATRICES
 from exporters.recording.replacements.sparse_matrices import SPARSE_MATRICES
@@ -166,6 +167,7 @@ FORMS: dict[Any, Replacement] = {
     **STATISTICS,
     **SMALL_MATRICES,
     **SPARSE_MATRICES,
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate, torch.stack), join),
     torch.cdist: cdist,
     **dict.fromkeys(
         (Tensor.__rshift__, torch.bitwise_right_shift, Tensor.bitwise_right_shift), right_shift

@@ -1,4 +1,4 @@
-"""torch.onnx's table of operators is built once, and our own translations compute what torch does."""
+"""torch.onnx's table of operators is built once; our own translations compute what torch does."""
 
 from pathlib import Path
 

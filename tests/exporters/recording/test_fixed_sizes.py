@@ -29,7 +29,7 @@ class Written(nn.Module):
 
 
 def copied(model: Written, h: Tensor) -> Tensor:
-    begin = torch.stack([model.rows[0]] * h.size(0))  # here
+    begin = torch.stack(list([model.rows[0]] * h.size(0)))  # here
     return h + begin
 
 

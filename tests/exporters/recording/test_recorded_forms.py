@@ -53,6 +53,10 @@ FORMS: dict[str, Compute] = {
     "taken along": lambda h: torch.take_along_dim(h, h.argsort(1), 1),
     "taken by constants": lambda h: h + h.take_along_dim(torch.tensor([[0]]), dim=1),
     "logits": lambda h: torch.logit(h.sigmoid(), eps=0.1),
+    "copies joined": lambda h: h * torch.cat([torch.linspace(-1, 1, 8)[None]] * h.size(0)),
+    "copies stacked": lambda h: (
+        h + torch.stack([torch.arange(8.0), h[0]] * h.size(0), dim=1).view(8, -1, 2)[..., 0].t()
+    ),
     "repeated each": lambda h: h.repeat_interleave(torch.tensor([2, 0, 1, 1, 1, 1, 1, 1]), 1),
     "a constant's number": lambda h: h * torch.tensor([1, 2, 3]).tolist()[1],
     "a number with a fraction": lambda h: h * torch.tensor(0.5).item(),

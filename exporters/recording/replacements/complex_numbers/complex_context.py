@@ -59,7 +59,7 @@ def flat(values: Iterable[Any]) -> Iterator[Any]:
     """Yield `values`, including those inside tuples and lists."""
     for value in values:
         if isinstance(value, tuple | list):
-            yield from flat(value)
+            yield from flat(value[:])  # of a BatchList, the tensors that it repeats
         else:
             yield value
 
