@@ -355,13 +355,17 @@ def insert_numbers(graph: GraphModule, known: Mapping[Node, Any]) -> None:
         graph.graph.erase_node(node)
 
 
+INDEXES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
+"""Operators that read or write at indexes, which are their second argument."""
+
+
 def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
     """Replace constant masks in indexes, as in `x[:, ~eye]`, by the positions where they are true.
 
     The size of the result is fixed then, but operators with a mask do not know it.
     """
-    for node in graph.graph.find_nodes(op="call_function", target=aten.index.Tensor):
-        if node in known:
+    for node in list(graph.graph.nodes):
+        if node.target not in INDEXES or node in known:
             continue
         parts: list[Node | None] = []
         for part in cast("list[Node | None]", node.args[1]):
@@ -376,7 +380,7 @@ def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
                     constant = graph.graph.get_attr(name)
                 constant.meta = {**part.meta, "val": positions}
                 parts.append(constant)
-        node.args = (node.args[0], parts)
+        node.args = (node.args[0], parts, *node.args[2:])
 
 
 def known_values(graph: GraphModule) -> dict[Node, Any]:
@@ -390,6 +394,8 @@ def known_values(graph: GraphModule) -> dict[Node, Any]:
         needs = node in needed or node.target in NUMBERS or selects(node) or is_short(node)
         if needs and repeats_its_result(node):
             needed |= {node, *node.all_input_nodes}
+        if node.target in INDEXES:
+            needed |= {part for part in node.args[1] if part is not None}
     state, known = graph.state_dict(), dict[Node, Any]()
     for node in graph.graph.nodes:
         if node not in needed:

@@ -23,12 +23,20 @@ READING = ("__bool__", "__int__", "__index__", "__float__", "item", "tolist")
 """Functions that turn a tensor into Python's numbers."""
 FOLLOWED = (
     *("__getitem__", "__iter__", "select", "unbind", "view", "reshape", "flatten", "squeeze"),
-    *("cpu", "clone", "detach", "to", "int", "long", "float", "bool"),
-    *("sum", "any", "all", "max", "min", "amax", "amin", "argmax", "argmin"),
-    *("add", "sub", "mul", "eq", "ne", "gt", "lt", "ge", "le", "logical_not", "__invert__"),
-    *("__add__", "__sub__", "__mul__", "__eq__", "__ne__", "__gt__", "__lt__", "__ge__", "__le__"),
+    *("unsqueeze", "cpu", "clone", "detach", "to", "int", "long", "float", "bool", "type_as"),
+    *("sum", "any", "all", "max", "min", "amax", "amin", "argmax", "argmin", "prod", "mean"),
+    *("cumsum", "diff", "floor", "ceil", "round", "abs", "neg", "sqrt", "exp", "log", "pow"),
+    *("remainder", "minimum", "maximum", "logical_not", "__invert__", "__neg__", "__abs__"),
+    *(name for word in ("eq", "ne", "gt", "lt", "ge", "le") for name in (word, f"__{word}__")),
+    *(
+        name
+        for word in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow")
+        for name in (word, f"__{word}__", f"__r{word}__")
+    ),
 )
 """Functions whose results are known if the tensors that they take are."""
+MADE = ("tensor", "as_tensor", "arange", "linspace", "zeros", "ones", "full")
+"""Functions that make a tensor of numbers, if the numbers are not tensors."""
 
 
 class KnownValues(TorchFunctionMode):
@@ -52,6 +60,8 @@ class KnownValues(TorchFunctionMode):
         }
         # The recorded tensors, which must live as long as their ids are used, and their values.
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        # The memory of the module's own tensors. What is written elsewhere is known, too.
+        self._own = {memory(buffer) for buffer in self._buffers.values()}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -64,18 +74,25 @@ class KnownValues(TorchFunctionMode):
                 return computed(func, (value,), {})
             if name != "__bool__":
                 self.number = source_lines.running_line()
-        if writes(name) and self._value(args[0]) is not None:
-            self._forget(args[0])
+        written = self._value(args[0]) if writes(name) else None
         result = func(*args, **kwargs)
-        if name not in FOLLOWED:
+        if written is None and name not in (*FOLLOWED, *MADE):
             return result
         leaves, form = tree_flatten((args, kwargs))
+        if name == "type_as":  # only the type of the other tensor matters
+            leaves[1] = torch.zeros((), dtype=leaves[1].dtype)
         values = [self._value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         unknown = any(
             value is None and isinstance(leaf, Tensor)
             for value, leaf in zip(values, leaves, strict=True)
-        )
-        if unknown or any(isinstance(leaf, torch.SymInt) for leaf in leaves):
+        ) or any(isinstance(leaf, torch.SymInt) for leaf in leaves)
+        if written is not None:
+            if unknown or memory(written) in self._own:
+                self._forget(args[0])
+            else:
+                computed(func, *tree_unflatten(values, form))
+            return result
+        if unknown or (name in MADE and result.numel() > LARGEST):
             return result
         return self._noted(result, computed(func, *tree_unflatten(values, form)))
 
@@ -84,6 +101,7 @@ class KnownValues(TorchFunctionMode):
         if not self._following:
             return None
         if type(tensor) is Tensor:  # recorded tensors are of other types
+            self._own.add(memory(tensor))
             return tensor if tensor.numel() <= LARGEST else None
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]
@@ -113,6 +131,11 @@ class KnownValues(TorchFunctionMode):
             if isinstance(part, Tensor):
                 self._known[id(part)] = part, value
         return result
+
+
+def memory(value: Tensor) -> int:
+    """Where the numbers of `value` are. Views of a tensor have the same memory."""
+    return value.untyped_storage().data_ptr()
 
 
 def writes(name: str) -> bool:

@@ -367,6 +367,12 @@ def check_ids(model: nn.Module, captured: Captured) -> None:
                 raise wrong_ids(error, bool(captured.input_range)) from error
 
 
+NUMBERS_OF_SAMPLES = (
+    ". Without a range, random samples are standard normal numbers. If the model checks its "
+    "samples, give their range: --input-range LOW:HIGH, or --example FILE with real samples."
+)
+
+
 def run_original(
     model: nn.Module, x: Tensor, outputs: OutputForm, draws: SeededBernoulli
 ) -> Tensor:
@@ -378,8 +384,9 @@ def run_original(
         if is_wrong_id(error):
             raise wrong_ids(error, bool(input_range_of(model))) from error
         raise ModelError(
-            "The model fails on a batch of random samples: {reason}{place}",
+            "The model fails on a batch of random samples: {reason}{place}{remedy}",
             code="model.forward-fails",
+            remedy=NUMBERS_OF_SAMPLES if source_lines.is_raised_by_user(error) else "",
             reason=source_lines.first_line(error),
             place=source_lines.place_of_error(error),
         ) from error

@@ -43,6 +43,8 @@ ALONG = {
     **dict.fromkeys(("chunk", "split"), 2),
 }
 """Functions along axes, by name, and the position of the axes among their arguments."""
+REDUCTIONS = ("sum", "mean", "max", "min", "var", "std", "norm")
+"""Functions of all elements, by name."""
 VIEWS = ("reshape", "view", "squeeze", "flatten")
 LOSSES = (
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
@@ -140,8 +142,9 @@ class MaskedValues(TorchFunctionMode):
                 return along
         if first is None:
             return None
-        if name in ("sum", "mean") and len(args) == 1 and not kwargs:
-            return lambda: self._reduced(name, first)
+        if name in REDUCTIONS and len(args) == 1 and of_all(kwargs):
+            removed = kwargs.get("correction", kwargs.get("unbiased"))
+            return lambda: self._reduced(name, first, removed)
         if func is Tensor.__getitem__ and (index := columns_of(args[1])):
             if index[0] is not ...:
                 index = (slice(None),) * first.mask.dim() + index
@@ -272,10 +275,30 @@ class MaskedValues(TorchFunctionMode):
 
         return compute
 
-    def _reduced(self, name: str, selected: Selected) -> Tensor:
-        mask = like(selected.mask, selected.whole).expand_as(selected.whole)
-        total = torch.where(mask, selected.whole, torch.zeros((), dtype=selected.whole.dtype)).sum()
-        return total if name == "sum" else total / mask.sum()
+    def _reduced(self, name: str, selected: Selected, correction: Any = None) -> Tensor:
+        """The sum, mean, extreme, deviation or norm of all selected elements."""
+        whole = selected.whole
+        mask = like(selected.mask, whole).expand_as(whole)
+
+        def others(values: Tensor, rest: float) -> Tensor:
+            return torch.where(mask, values, torch.full((), rest, dtype=values.dtype))
+
+        if name in ("max", "min"):
+            limits = torch.finfo if whole.is_floating_point() else torch.iinfo
+            bounds = limits(whole.dtype)
+            return (
+                others(whole, bounds.min).max()
+                if name == "max"
+                else others(whole, bounds.max).min()
+            )
+        if name == "norm":
+            return others(whole, 0).square().sum().sqrt()
+        total, count = others(whole, 0).sum(), mask.sum()
+        if name in ("sum", "mean"):
+            return total if name == "sum" else total / count
+        removed = 1 if correction is None else int(correction)
+        variance = others((whole - total / count).square(), 0).sum() / (count - removed)
+        return variance if name == "var" else variance.sqrt()
 
     def _loss(
         self, func: Any, name: str, x: Selected, y: Selected, kwargs: dict[str, Any]
@@ -304,6 +327,12 @@ class MaskedValues(TorchFunctionMode):
             return True
         keys = [self._compared.get(id(mask), (mask, (mask, ())))[1] for mask in (one, other)]
         return keys[0][0] == keys[1][0]  # type: ignore[index,no-any-return]
+
+
+def of_all(options: dict[str, Any]) -> bool:
+    """Whether these options of a reduction leave it one of all elements, in the usual norm."""
+    own = [value for key, value in options.items() if key not in ("unbiased", "correction")]
+    return all(value is None or value is False or value in ("fro", 2) for value in own)
 
 
 def chosen_columns(whole: Tensor, mask: Tensor, count: Any) -> Tensor:

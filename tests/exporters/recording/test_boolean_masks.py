@@ -164,8 +164,19 @@ def two_views(h: Tensor) -> Tensor:
     return h * functional.cross_entropy(logits, torch.zeros(2 * size, dtype=torch.long))
 
 
+def spread(h: Tensor) -> Tensor:
+    """As in the scale-invariant loss of depths, of the errors where the sensor measured."""
+    mask = h > -1
+    errors = h[mask].sin() - h.abs()[mask]
+    largest = errors.max() - errors.min() + torch.norm(errors)
+    return (
+        h * (errors.var() + errors.std(unbiased=False) + torch.var(errors, correction=2)) + largest
+    )
+
+
 COMPUTED = [
     two_views,
+    spread,
     boxes_of_cells,
     distributions_of_cells,
     selected,

@@ -65,7 +65,30 @@ def checked(model: Written, h: Tensor) -> Tensor:
     return h[:, : int(model.kept.sum())].repeat(1, 2)[:, :8]
 
 
-@pytest.mark.parametrize("compute", half_quick([columns, flagged, shifted, parted, checked]))
+def solved(model: Written, h: Tensor) -> Tensor:
+    """Steps of a solver: the code makes their times, writes the last one, and compares them."""
+    end = torch.tensor([0, 1]).float().type_as(h)[-1]
+    times = torch.arange(0, int(torch.ceil(end / 0.3 + 1).item())) * 0.3
+    times[-1] = end
+    assert times[0] == 0
+    assert times[-1] == 1
+    for before, after in zip(times[:-1], times[1:], strict=True):  # noqa: RUF007
+        h = h + (after - before) * h.sin()
+        if after >= 0.5 and after - before < 0.2:
+            h = -h
+    return h
+
+
+def flattened(model: Written, h: Tensor) -> Tensor:
+    both = torch.stack([h, h.sin()], 1)
+    size = torch.prod(torch.tensor(both.shape[1:])).item()
+    return both.view(-1, size)[:, ::2]
+
+
+READ = [columns, flagged, shifted, parted, checked, solved, flattened]
+
+
+@pytest.mark.parametrize("compute", half_quick(READ))
 def test_constants_are_read(compute: Compute) -> None:
     model = Written(compute)
     captured = capture(model, (6,))
@@ -77,6 +100,18 @@ def after_a_write(model: Written, h: Tensor) -> Tensor:
     kept = model.kept.clone()
     kept[0] = False
     return h if kept[0] else h.sin()
+
+
+def after_a_write_of_samples(model: Written, h: Tensor) -> Tensor:
+    numbers = torch.zeros(3) + 1
+    numbers[0] = h.mean()
+    return h if numbers[0] > 0 else h.sin()
+
+
+def after_a_write_through_a_view(model: Written, h: Tensor) -> Tensor:
+    numbers = torch.arange(6).float()
+    numbers.view(2, 3)[1] += 5
+    return h.sin() if numbers[4] > 8 else h
 
 
 def counted(model: Written, h: Tensor) -> Tensor:
@@ -94,7 +129,10 @@ def test_counters_that_change_are_not_read() -> None:
     assert "return h if" in str(caught.value)
 
 
-@pytest.mark.parametrize("compute", [after_a_write, by_samples])
+CHANGED = [after_a_write, after_a_write_of_samples, after_a_write_through_a_view, by_samples]
+
+
+@pytest.mark.parametrize("compute", CHANGED)
 def test_values_that_change_are_not_constants(compute: Compute, seed: int) -> None:
     torch.manual_seed(seed)
     model = Written(compute)

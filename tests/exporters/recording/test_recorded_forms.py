@@ -48,6 +48,9 @@ FORMS: dict[str, Compute] = {
     "write of listed columns": lambda h: written(h, (slice(None), [0, -2]), 0.5),
     "write of columns": lambda h: written(h, (slice(None), torch.tensor([0, 2])), h[:, 4:6] * 2),
     "write by a constant mask": lambda h: written(h, (slice(None), torch.arange(8) > 3), 0),
+    "write of values by a constant mask": lambda h: written(
+        h, (..., torch.arange(8) > 4), h[:, :3].sin()
+    ),
     "copied": lambda h: h.index_copy(1, torch.tensor([0, 2]), h[:, 4:6] * 2),
     "filled": lambda h: h.index_fill(-1, torch.tensor([0, -2]), 0.5),
     "taken along": lambda h: torch.take_along_dim(h, h.argsort(1), 1),
