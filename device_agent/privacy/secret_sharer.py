@@ -122,7 +122,7 @@ class SecretSharer:
             self._held[sender] = self._opened(sender, content)
         if len(self._held) < group.needed(self._device):
             _refuse(
-                f"only {len(self._held)} devices hold shares of each other, but "
+                f"only {len(self._held)} devices have shares of each other, but "
                 f"{group.needed(self._device)} are needed to remove the masks"
             )
         self._is_masked = True

@@ -197,14 +197,14 @@ UNSUPPORTED = (
     UnsupportedGroup(
         "histograms",
         ("histc", "histogram"),
-        "TFLite has none, and ONNX none whose bounds follow from the samples",
+        "TFLite has no histogram operator, and ONNX has none whose bounds depend on the samples",
         "torch.bincount(indices, minlength=bins) of the indices of bins",
     ),
     UnsupportedGroup(
         "distances of pairs without repetition",
         ("pdist",),
         "no gradient",
-        "torch.cdist(x, x), which has each pair twice",
+        "torch.cdist(x, x), which contains each pair twice",
     ),
     UnsupportedGroup(
         "masked scatter",

@@ -134,7 +134,7 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         ),
         (
             ("odd.npz",), 2,
-            r"^odd\.npz: x and y must hold the same number of samples; they are \(3, 1\) and "
+            r"^odd\.npz: x and y must contain the same number of samples; they are \(3, 1\) and "
             r"\(2,\)\.$",
         ),
         (("one.npz",), 2, r"^one\.npz holds 1 sample\. Give at least 2\.$"),

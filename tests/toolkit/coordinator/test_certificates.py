@@ -58,7 +58,7 @@ def test_an_agent_that_knows_the_certificate(config: CoordinatorConfig, tmp_path
         join(server.url, token, "desk", state, certificate=pin(config))
         assert fleet_status(state).devices[0].device == "board-1"
         findings = {f.check: f for f in check_connection(None, DeviceState(state).identity(), None)}
-        assert findings["TLS"].detail.endswith("the certificate of the join")
+        assert findings["TLS"].detail.endswith("the same certificate as at the join")
         assert findings["membership"].result == "PASS"
         # Without the fingerprint an authority has to have signed it.
         with pytest.raises(ClientError, match=r"self-signed certificate"):
