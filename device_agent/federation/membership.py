@@ -208,7 +208,8 @@ def protection(terms: SecureTerms) -> str:
         return text
     return (
         f"{text} The change of this device is clipped to the norm {privacy.clip:g}, and the "
-        f"devices add noise with {privacy.noise_multiplier:g} times this size."
+        f"devices together add noise whose standard deviation is {privacy.noise_multiplier:g} "
+        "times this norm."
     )
 
 

@@ -335,8 +335,8 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         or not _in_a_row(manifest.schedule)
     ):
         yield BundleError(
-            "{origin} has `output`, so it must only predict. Its schedule must run stages, and "
-            "then {signature!r}: each reads the output of the one before. Each signature must have "
+            "{origin} has `output`, so it must only predict. Its schedule must run the stages and "
+            "then {signature!r}, each on the output of the one before. Each signature must have "
             "one input and one output, and the bundle must have no tensors. {repair}",
             code="bundle.not-for-inference",
             signature=PREDICT,

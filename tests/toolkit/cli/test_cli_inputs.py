@@ -159,7 +159,7 @@ ONE_OUTPUT = """\
 kind (3): logits of classes, trained by cross-entropy; labels y int64 (N) below
 3
 box (4): not trained: the loss does not name it
-no gradient reaches, so these do not train: box.weight, box.bias
+these get no gradient, so they do not train: box.weight, box.bias
 """
 
 

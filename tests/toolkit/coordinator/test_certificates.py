@@ -85,7 +85,7 @@ def test_the_command_line(config: CoordinatorConfig, tmp_path: Path) -> None:
         url, fingerprint = server.url, pin(config)
         lines = startup_message(config, url, Path("f.toml"), True, fingerprint)
         assert f"  --certificate {fingerprint}" in lines
-        assert any("phones need one of an authority" in line for line in lines)
+        assert any("phones need a certificate of an authority" in line for line in lines)
         written = ":".join(fingerprint[n : n + 2] for n in range(0, 64, 2)).upper()
         args = ("--token-file", token, "--state", "a", "--certificate", written)
         done = run("edgetailor-agent", "join", url, *map(str, args), cwd=tmp_path)

@@ -125,7 +125,9 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     @classmethod
     def _can_be_a_path(cls, path: Path | None) -> Path | None:
         if "\0" in str(path):
-            raise ValueError("a path holds no null byte; give the path of a file or folder")
+            raise ValueError(
+                "a path must not contain a null byte; give the path of a file or folder"
+            )
         return path
 
     @model_validator(mode="after")
@@ -233,8 +235,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     def _committee_judges_all_updates(self) -> Self:
         if self.evaluation.committee is not None and self.mode == "async":
             raise ValueError(
-                '`committee` of [evaluation] needs mode = "sync": in asynchronous rounds, devices '
-                "have evaluated different models before"
+                '`committee` of [evaluation] needs mode = "sync": in asynchronous rounds, the '
+                "devices compare the new model with different earlier models"
             )
         for key, most in (
             ("count", self.places), ("quorum", self.quorum),
