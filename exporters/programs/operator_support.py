@@ -280,9 +280,9 @@ def document() -> str:
 INTRODUCTION = (
     "# Operators",
     "",
-    "The operators that a model may use if it is exported with its training step. Gradients of",
-    "parameters and samples are within 1e-5 (relative norm) of PyTorch's in float64, for any",
-    "batch.",
+    "The table lists the operators that a model may use if it is exported with its training step.",
+    "For any batch, the gradients of parameters and samples are within 1e-5 (relative norm) of",
+    "PyTorch's in float64.",
     "",
 )
 
