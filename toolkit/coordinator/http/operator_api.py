@@ -232,7 +232,7 @@ def close_round(round: int, order: Ordered, service: Service, who: Who) -> None:
 @router.post(
     "/rounds/{round}/deadline",
     summary="Move the deadline of the open round",
-    description="The round ends so many seconds from now, unless all updates come earlier.",
+    description="The round ends this many seconds from now, or earlier if all updates have come.",
     status_code=204,
     responses=_not_open,
     openapi_extra=described(NewDeadline),
