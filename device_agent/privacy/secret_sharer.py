@@ -166,8 +166,8 @@ class SecretSharer:
         }
         if len(signers) < group.confirmations:
             _refuse(
-                f"{len(signers)} devices have confirmed the same sum, but {group.confirmations} "
-                "of the group are needed"
+                f"only {len(signers)} devices of the group have confirmed the same sum, but "
+                f"{group.confirmations} are needed"
             )
         gone = self._held.keys() - self._present
         here = self._held.keys() & self._present

@@ -187,7 +187,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "trust.unsafe-sum/altered-shares": ({ device }) =>
     unsafe(`the shares of ${device} were altered, or made for another group`),
   "trust.unsafe-sum/few-confirmations": ({ confirmed, needed }) =>
-    unsafe(`${confirmed} devices have confirmed the same sum, but ${needed} of the group are needed`),
+    unsafe(`only ${confirmed} devices of the group have confirmed the same sum, but ${needed} are needed`),
   "trust.unsafe-sum/few-shares": ({ held, needed }) =>
     unsafe(`only ${held} devices have shares of each other, but ${needed} are needed to remove the masks`),
   "trust.unsafe-sum/left-out": () => unsafe("the sum leaves out the update that this device has sent"),
