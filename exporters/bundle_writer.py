@@ -50,7 +50,7 @@ def bundle_files(
             if tuple(value.shape) != entry.shape:
                 raise ExportError(
                     "The tensor {tensor!r} has shape {shape}; the submodel's program needs "
-                    "{expected}. Cut the values from the global model for this submodel.",
+                    "{expected}. Take the values for this submodel from the global model.",
                     code="export.wrong-shape",
                     tensor=entry.name,
                     shape=tuple(value.shape),
@@ -59,7 +59,7 @@ def bundle_files(
             if value.dtype != DTYPES[entry.dtype]:
                 raise ExportError(
                     "The tensor {tensor!r} has type {dtype}; the submodel's program needs "
-                    "{expected}. Cut the values from the global model for this submodel.",
+                    "{expected}. Take the values for this submodel from the global model.",
                     code="export.wrong-type",
                     tensor=entry.name,
                     dtype=str(value.dtype).removeprefix("torch."),

@@ -104,8 +104,8 @@ def compile_units(
     """Compile the ONNX signatures of `program` one by one, or its TFLite signatures together."""
     if program.int8 and file_format != "onnx":
         raise ExportError(
-            "{submodel} has 8-bit weights, which only ONNX graphs can hold. Export it with "
-            "--format onnx, or without frozen=int8.",
+            "{submodel} has 8-bit weights, which only ONNX graphs support. Export it with --format "
+            "onnx, or without frozen=int8.",
             code="export.eight-bit-needs-onnx",
             submodel=program.submodel,
             format=file_format,
@@ -114,8 +114,8 @@ def compile_units(
     chosen = [s.recompute for s in signatures if s.recompute is not None]
     if file_format != "onnx" and any(recompute.most_work is None for recompute in chosen):
         raise ExportError(
-            "{submodel} computes activations again, which only ONNX graphs can do. Export it with "
-            "--format onnx, or without recompute=yes.",
+            "{submodel} computes activations again to save memory, which only ONNX graphs support. "
+            "Export it with --format onnx, or without recompute=yes.",
             code="export.recomputation-needs-onnx",
             submodel=program.submodel,
             format=file_format,
@@ -410,8 +410,8 @@ def write_bundle(out: Path, files: Mapping[str, bytes], force: bool) -> None:
         write_folder(out, files, force)
     except OSError as error:
         raise InputError(
-            "The bundle cannot be written to {path}: {reason}. No part of it was kept. Free "
-            "space there, or choose another path.",
+            "The bundle cannot be written to {path}: {reason}. No part of the bundle was kept. "
+            "Free space there, or choose another path.",
             code="file.not-writable",
             path=str(out),
             reason=error.strerror,

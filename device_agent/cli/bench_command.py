@@ -19,7 +19,7 @@ from device_agent.log_format import PlainFormatter, show_logs
     default=5,
     show_default=True,
     type=click.IntRange(5),
-    help="Measured training steps of each bundle.",
+    help="Number of measured training steps for each bundle.",
 )
 @click.option(
     "--out",

@@ -11,7 +11,7 @@ from device_agent.cli.options import run_options, user_option
 @click.command()
 @run_options
 @user_option
-@click.option("--dry-run", is_flag=True, help="Print the unit and the options, do not write them.")
+@click.option("--dry-run", is_flag=True, help="Print the unit and the options; write nothing.")
 def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     """Run the agent as a systemd service.
 
@@ -41,6 +41,9 @@ def install_service(user: bool, dry_run: bool, **given: Any) -> None:
     if note is not None:
         say(note)
     if user:
-        say("The service runs while you are logged in. To run it always: `loginctl enable-linger`.")
+        say(
+            "The service runs only while you are logged in. To keep it running after you log out: "
+            "`loginctl enable-linger`."
+        )
     command = "systemctl --user" if user else "systemctl"
     click.echo(f"{systemd_service.NAME} is running: {command} status {systemd_service.NAME}")

@@ -17,7 +17,7 @@ from device_agent.log_format import PlainFormatter, show_logs
 @click.option(
     "--runs",
     type=click.IntRange(5),
-    help="Measured runs of each phase.  [default: 20]",
+    help="Number of measured runs for each phase.  [default: 20]",
 )
 @click.option(
     "--sustained",

@@ -57,7 +57,7 @@ def check_url(url: str) -> str:
     # A malformed URL with an @ may hold a password that the parser did not recognise.
     if parsed.auth is not None or (not fine and "@" in url):
         raise InputError(
-            "The coordinator's URL must not contain a user name or a password, and this URL has an "
+            "The coordinator's URL must not contain a user name or a password, but this URL has an "
             "@ before the host. Write it like http://192.168.1.10:8123, as `edgetailor serve` "
             "prints it. The token in --token-file gives access.",
             code="client.url-with-password",

@@ -135,8 +135,8 @@ def tls_reason(error: Exception | None) -> str:
         return "the connection was closed during the handshake"
     if "Fingerprints did not match" in str(error):  # urllib3 has no class for it
         return (
-            "the coordinator's certificate is not the one that --certificate named; if it is a new "
-            "one, join again with its SHA-256"
+            "the coordinator's certificate is not the one that --certificate named; if the "
+            "operator has a new certificate, join again with its SHA-256"
         )
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()

@@ -149,7 +149,7 @@ class CoordinatorClient:
                         problem, sent=False, error=refusal, lasting=True, clock=True
                     ) from None
                 if refusal.code == USED_JOIN:  # by another join of this second
-                    problem = "has taken this request already"
+                    problem = "has already accepted this request"
                     raise UnreachableError(problem, sent=False, error=refusal) from None
                 raise
             except UnreachableError as failure:

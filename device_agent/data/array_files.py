@@ -175,7 +175,7 @@ def _open_archive(path: Path, wanted: Sequence[str]) -> Iterator[zipfile.ZipFile
         if missing:
             arrays = ", ".join(name.removesuffix(".npy") for name in names[:MOST_NAMED])
             raise DataError(
-                "{path} has no array {array!r}, only {arrays}. It must hold {wanted}.",
+                "{path} has no array {array!r}, only {arrays}. It must contain {wanted}.",
                 code="data.missing-array",
                 path=str(path),
                 array=missing[0],

@@ -65,7 +65,7 @@ def check_types(
     x_shape, y_shape = shapes
     if not x_shape or x_shape[:1] != y_shape[:1]:
         raise DataError(
-            "{origin}: {x} and {y} must hold the same number of samples; they are {x_shape} and "
+            "{origin}: {x} and {y} must contain the same number of samples; they are {x_shape} and "
             "{y_shape}.",
             code="data.wrong-shape",
             x_shape=x_shape,
@@ -221,7 +221,7 @@ def check_count(samples: int, origin: str, least: int) -> None:
     """Raise DataError if there are fewer than `least` samples."""
     if samples < least:
         raise DataError(
-            "{origin} holds {counted}. Give at least {needed}.",
+            "{origin} contains {counted}. Give at least {needed}.",
             code="data.too-few-samples",
             samples=samples,
             needed=least,
@@ -244,8 +244,8 @@ def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -
             index = tuple(int(n) for n in np.argwhere(~finite)[0])
             row = rows.start + index[0]
             raise DataError(
-                "{origin}: {array} holds a number that is not finite, {number} in sample {sample} "
-                "(counted from 0). Correct or remove the sample.",
+                "{origin}: {array} contains a number that is not finite, {number} in sample "
+                "{sample} (counted from 0). Correct or remove the sample.",
                 code="data.not-finite",
                 array=name,
                 sample=row,
@@ -356,14 +356,15 @@ def check_integers(
     low, high = value_range(x, on_piece) or (0, 0)
     if low < 0:
         raise DataError(
-            "{origin}: integers in x must be 0 or above, but x holds {number}.",
+            "{origin}: integers in x must be 0 or above, but x contains {number}.",
             code="data.number-out-of-range",
             number=low,
             origin=origin,
         )
     if limit is not None and high >= limit:
         raise DataError(
-            "{origin}: integers in x must be 0 to {highest} for this model, but x holds {number}.",
+            "{origin}: integers in x must be 0 to {highest} for this model, but x contains "
+            "{number}.",
             code="data.number-out-of-range",
             number=high,
             highest=limit - 1,

@@ -86,7 +86,7 @@ def _samples_and_labels(returned: Any) -> tuple[object, object]:
     """Unpack `returned`. Raises TypeError for types that would be silently misread."""
     # Unpacking a dict yields its keys.
     if isinstance(returned, Mapping):
-        raise TypeError("it must return x and y, not a mapping that holds them")
+        raise TypeError("it must return x and y, not a mapping that contains them")
     x, y = returned
     return _arrays(x), _arrays(y)
 

@@ -194,7 +194,7 @@ def given_arrays(
                 arrays |= named_arrays(prefix, source[prefix], parts)
             else:
                 raise DataError(
-                    "data has no array {array!r}. It must hold {wanted}.",
+                    "data has no array {array!r}. It must contain {wanted}.",
                     code="data.missing-array",
                     array=missing[0],
                     wanted=described_names(itertools.chain(*names.values())),

@@ -63,8 +63,8 @@ def packed_array(
         _check_header(name, array, part, origin)
         if len(array) != len(as_array(arrays[first])):
             raise DataError(
-                "{origin}: all arrays must hold the same number of samples; {first} holds {most} "
-                "and {array} {samples}.",
+                "{origin}: all arrays must contain the same number of samples; {first} has {most}, "
+                "but {array} has {samples}.",
                 code="data.wrong-shape",
                 origin=origin,
                 first=first,
@@ -144,7 +144,7 @@ def _check_integers(array: np.ndarray, part: Part, name: str, rows: slice, origi
     index = tuple(int(n) for n in np.argwhere(wrong)[0])
     raise DataError(
         "{origin}: integers in {array} must be 0 to {highest}, but sample {sample} (counted from "
-        "0) holds {number}. {advice}",
+        "0) contains {number}. {advice}",
         code="data.number-out-of-range",
         origin=origin,
         array=name,

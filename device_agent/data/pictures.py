@@ -104,7 +104,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
             warnings.simplefilter("ignore")  # problems raise errors anyway
             with Image.open(file) as opened:
                 if opened.width * opened.height > MOST_POINTS:
-                    raise ValueError(f"it has {opened.width} x {opened.height} points, too many")
+                    raise ValueError(f"it has {opened.width} x {opened.height} pixels, too many")
                 if opened.mode == "F" or (opened.mode == "I" and opened.format == "TIFF"):
                     raise ValueError("its values have no known range")
                 return sample_of(upright(opened), images, sample_shape)

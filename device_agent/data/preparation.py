@@ -23,8 +23,8 @@ def check_files(source: Path) -> None:
     """
     if source.is_dir() and not visible(source):
         raise DataError(
-            "{path} is empty. A folder holds x.npy and y.npy, or CSV files, or a folder of "
-            "pictures for each class.",
+            "{path} is empty. The folder must contain x.npy and y.npy, or CSV files, or a folder "
+            "of pictures for each class.",
             code="data.missing-file",
             path=str(source),
         )

@@ -118,10 +118,12 @@ def _tls(host: str, port: int, known: Identity | None) -> Finding:
             if pin is not None:
                 came = hashlib.sha256(connection.getpeercert(True) or b"").hexdigest()
                 if came == pin:
-                    return Finding.ok("TLS", f"{connection.version()}, the certificate of the join")
+                    return Finding.ok(
+                        "TLS", f"{connection.version()}, the same certificate as at the join"
+                    )
                 return Finding.fail(
                     "TLS",
-                    "the certificate differs from that of the join",
+                    "the certificate differs from the certificate at the join",
                     "join again with --certificate",
                 )
             until = (connection.getpeercert() or {}).get("notAfter")

@@ -81,7 +81,7 @@ def _memory() -> Finding:
         tightest = min(limits, key=lambda ceiling: ceiling.limit)
         least, detail = tightest.limit, f"{tightest.name} is {format_bytes(tightest.limit)}"
     if least < LEAST_MEMORY:
-        return Finding.fail("memory", detail, f"allow {format_bytes(LEAST_MEMORY)} at least")
+        return Finding.fail("memory", detail, f"allow at least {format_bytes(LEAST_MEMORY)}")
     return Finding.ok("memory", detail)
 
 

@@ -231,8 +231,8 @@ class DeviceState(StateFolder):
             noise = math.nan
         if not math.isfinite(noise):
             raise InputError(
-                "{path} is damaged: it has the noise that secure sums promised to this device. "
-                "Restore the file; or delete it, if less noise is fine.",
+                "{path} is damaged. It records how much noise secure sums promised to this device. "
+                "Restore the file. Or delete it, if you accept less noise.",
                 code="state.unreadable-noise",
                 path=str(self._noise),
             )
@@ -295,7 +295,7 @@ class DeviceState(StateFolder):
         noise = 0.0 if terms.privacy is None else terms.privacy.noise_multiplier
         if promised is not None and noise < promised:
             raise TrustError(
-                "Secure sums had the noise multiplier {promised:g} at first, and the coordinator "
+                "At first, secure sums had the noise multiplier {promised:g}. The coordinator now "
                 "asks for a sum with {noise:g}. Nothing was sent. Ask the operator. To agree, "
                 "leave and join again.",
                 code="trust.less-noise",

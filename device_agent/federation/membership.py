@@ -39,7 +39,8 @@ JOIN_PATIENCE_S = 60.0
 UNCHECKED = (
     "The token does not end in a dot and the fingerprint of the coordinator's key, so another "
     "program may have answered instead of %s. The key that was received has the fingerprint %s: "
-    "compare it with the end of the operator's token file. Better use https, or the whole token."
+    "compare it with the end of the operator's token file. It is safer to use https or the "
+    "complete token."
 )
 LEAVE_PATIENCE_S = 5.0
 """How long requests are repeated if the coordinator does not answer."""
@@ -131,7 +132,10 @@ def join(
     # The old key stays until the new coordinator has accepted this device.
     key = folder.replacing_key if moving else folder.key
     if known is not None and not moving and not key.exists():
-        text = "%s is missing: this machine joins as a new device, and %s keeps its place."
+        text = (
+            "%s is missing: this machine joins as a new device, and the earlier device %s keeps "
+            "its place."
+        )
         log.warning(text, key, known.device)
     with folder.created(), folder.locked():
         # Ask before a place is taken: this already detects another coordinator.
@@ -204,7 +208,8 @@ def protection(terms: SecureTerms) -> str:
         return text
     return (
         f"{text} The change of this device is clipped to the norm {privacy.clip:g}, and the "
-        f"devices add noise with {privacy.noise_multiplier:g} times this size."
+        f"devices together add noise whose standard deviation is {privacy.noise_multiplier:g} "
+        "times this norm."
     )
 
 

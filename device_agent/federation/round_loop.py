@@ -54,7 +54,7 @@ from profiles.text_formatting import counted, have_joined, in_a_row, one_line
 log = logging.getLogger(__name__)
 LONGEST_NOTE = 300
 """The most characters of a coordinator's note that are logged."""
-CLOSED = "Round %d closed before this device was done: its training is dropped."
+CLOSED = "Round %d closed before this device had finished: its training is dropped."
 
 Trainer = Callable[..., object]
 """A function that is called like `train_bundle`; tests pass their own."""
@@ -246,7 +246,9 @@ class _Rounds:
 
     def _no_distrust(self) -> Outage:
         hooks = self._hooks
-        return Outage("Work that can be trusted comes again", hooks.rest, hooks.patience_s)
+        return Outage(
+            "The coordinator sends work that can be trusted again", hooks.rest, hooks.patience_s
+        )
 
     def _is_trusted(self, work: Work) -> bool:
         """Whether `work` can be trusted. If not, wait, because network or clock may change."""
@@ -440,7 +442,7 @@ class _Rounds:
         fallback = self._client.report(told)
         self._attempts.forget()
         self._skipped.skip(failed.round, self._manifest)
-        then = "It has no smaller submodel for this device; trying again in the next round."
+        then = "There is no smaller submodel for this device; trying again in the next round."
         if fallback.submodel not in (None, failure.submodel):
             then = f"From round {fallback.round} on this device trains {fallback.submodel}."
             # The coordinator reopened this round for the smaller submodel.

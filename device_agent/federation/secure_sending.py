@@ -74,7 +74,7 @@ class SecureSending(NamedTuple):
             while (is_added := self._attempt(work)) is None:
                 log.info("Round %d: the secure sum is repeated with new keys", work.round)
             if not is_added:
-                text = "Round %d continued without this device, or it trains again."
+                text = "Round %d continued without this device, or the device trains again."
                 log.info(text, work.round, extra=fields(round=work.round))
             return is_added
         finally:

@@ -181,7 +181,7 @@ def _impossible(counts: EvaluationCounts, signed: bool) -> str | None:
         return None
     labels, correct = (sum(pair[column] for pair in counts.classes) for column in (0, 1))
     if (labels, correct) != (counts.counted, counts.correct):
-        return "the counts of the classes do not add up to those of all"
+        return "the counts of the classes do not add up to the total counts"
     if any(right > of for of, right in counts.classes):
         return "a class has more correct labels than labels"
     return None

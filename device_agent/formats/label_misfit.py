@@ -11,7 +11,7 @@ def misfit_of_labels(
 ) -> str | None:
     """Explain why files do not fit a model with these samples and labels; None if they fit."""
     if labels.independent:
-        return "its loss takes several labels of a sample, which only arrays can hold"
+        return "its loss takes several labels of a sample, which only arrays can contain"
     if any(part.name for part in labels.parts):
         names = ", ".join(array_name("y", part) for part in labels.parts)
         return f"its loss takes labels by name, which only arrays can have: {names}"

@@ -315,10 +315,10 @@ def _private(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
     """Yield an error if a sample could reach the update without being clipped and noised."""
     if not keeps_privacy(manifest):
         yield BundleError(
-            "{origin} has `privacy`, gradients or a step for each sample. Then its schedule must "
-            "have a single instruction, with `privacy` and at least two steps. The first runs on "
-            "each sample, reads no `classes`, and returns only the loss and gradients; the others "
-            "read only these gradients, numbers and tensors. {repair}",
+            "{origin} has `privacy`, gradients or a step for each sample. In this case, its "
+            "schedule must have a single instruction, with `privacy` and at least two steps. The "
+            "first step runs on each sample, reads no `classes`, and returns only the loss and "
+            "gradients. The other steps read only these gradients, numbers and tensors. {repair}",
             code="bundle.not-private",
             origin=origin,
             repair=REPAIR,
@@ -335,9 +335,9 @@ def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
         or not _in_a_row(manifest.schedule)
     ):
         yield BundleError(
-            "{origin} has `output`, so it must only predict: its schedule has stages, each of "
-            "which reads the output of the stage before, and then {signature!r}. Each signature "
-            "must have one input and one output, and the bundle must have no tensors. {repair}",
+            "{origin} has `output`, so it must only predict. Its schedule must run the stages and "
+            "then {signature!r}, each on the output of the one before. Each signature must have "
+            "one input and one output, and the bundle must have no tensors. {repair}",
             code="bundle.not-for-inference",
             signature=PREDICT,
             origin=origin,

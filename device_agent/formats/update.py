@@ -197,8 +197,8 @@ def check_tensors(
             )
         if not np.isfinite(array).all():
             raise UpdateError(
-                "{origin}: {tensor!r} holds a number that is not finite; training diverged. Lower "
-                "the learning rate and train again.",
+                "{origin}: {tensor!r} contains a number that is not finite; training diverged. "
+                "Lower the learning rate and train again.",
                 code="update.not-finite",
                 tensor=name,
                 origin=origin,

@@ -351,7 +351,8 @@ class Predictor:
         if own and self._has_personal and any(name not in own for name in buffers):
             log.warning(
                 "The personal model has no statistics of its own, because an earlier version wrote "
-                "it. It predicts with the global ones, less exactly, until it is trained again."
+                "it. Until it is trained again, it predicts with the global statistics, which is "
+                "less exact."
             )
         stored = [name for name in wanted if name not in own]
         return own | (self.bundle.load(stored) if stored else {})

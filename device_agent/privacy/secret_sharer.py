@@ -122,7 +122,7 @@ class SecretSharer:
             self._held[sender] = self._opened(sender, content)
         if len(self._held) < group.needed(self._device):
             _refuse(
-                f"only {len(self._held)} devices hold shares of each other, but "
+                f"only {len(self._held)} devices have shares of each other, but "
                 f"{group.needed(self._device)} are needed to remove the masks"
             )
         self._is_masked = True
@@ -166,8 +166,8 @@ class SecretSharer:
         }
         if len(signers) < group.confirmations:
             _refuse(
-                f"{len(signers)} devices have confirmed the same sum, but {group.confirmations} "
-                "of the group are needed"
+                f"only {len(signers)} devices of the group have confirmed the same sum, but "
+                f"{group.confirmations} are needed"
             )
         gone = self._held.keys() - self._present
         here = self._held.keys() & self._present

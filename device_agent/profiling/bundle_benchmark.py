@@ -144,7 +144,10 @@ def legend(profiles: Sequence[Profile]) -> list[str]:
     return [
         f"s/batch: median of {method.runs} training steps; spread: p10 to p90, in % of the median",
         *(
-            ["a slice's time does not include the recording of activations, once in a training"]
+            [
+                "a slice's time does not include the recording of activations, which happens once "
+                "in a training"
+            ]
             * recording
         ),
         "peak MB: the whole process that trains, with Python and the runtime",

@@ -26,8 +26,8 @@ def runtime_error(error: Exception, graph: Path, trouble: str, library: str) -> 
     reason = str(error).strip().split("\n")[0] or type(error).__name__
     if any(text in reason for text in WRONG_INDEX):
         return DataError(
-            "The samples hold ids that the model does not have. Correct them, or use a model with "
-            "more ids. {library} says: {reason}",
+            "The samples contain ids that the model does not have. Correct them, or use a model "
+            "with more ids. {library} says: {reason}",
             code="data.unknown-ids",
             library=library,
             reason=reason,

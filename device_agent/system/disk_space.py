@@ -118,8 +118,8 @@ class MappedArray:
             at = self._offset + int(run[0]) * size
             if os.preadv(self._handle, [part.data], at) < part.nbytes:
                 raise DataError(
-                    "{path} became shorter while it was read: replace data files with a rename, "
-                    "and run the same command again.",
+                    "{path} became shorter while it was read: to replace a data file, write a new "
+                    "file and rename it. Then run the same command again.",
                     code="data.changed-while-read",
                     path=str(self._path),
                 )
@@ -162,7 +162,7 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     except Exception:  # numpy evaluates the header, so a damaged one may raise anything
         raise ValueError("its header is not that of a .npy file") from None
     if dtype.hasobject:
-        raise ValueError("it holds pickled objects")
+        raise ValueError("it contains pickled objects")
     lengths = [length for length in shape if type(length) is int and 0 <= length < MOST_ROWS]
     if len(lengths) < len(shape) or not dtype.itemsize:
         raise ValueError(f"its header names the impossible shape {shape} of {dtype}")

@@ -77,8 +77,8 @@ def keep_check(file: Path, key: str, objection: str | None) -> None:
         write_file(file, msgspec.json.encode(Remembered(objections=newest)))
     except OSError as error:
         log.warning(
-            "Cannot store the result of a check of the graph's form; it is repeated in later "
-            "rounds: %s: %s",
+            "Cannot store the result of a check of the graph's form; the check is repeated in "
+            "later rounds: %s: %s",
             file,
             error.strerror,
         )

@@ -29,8 +29,8 @@ LOST = (
 def _log_spent(steps: SampleSteps, delta: float) -> None:
     """Log the privacy that the samples spend in this training."""
     log.info(
-        "This training spends epsilon %.3g at delta %g of the samples' privacy. Earlier ones are "
-        "not counted.",
+        "This training spends epsilon %.3g at delta %g of the samples' privacy. Earlier trainings "
+        "are not counted.",
         epsilon_of([steps], delta), delta,
     )  # fmt: skip
 

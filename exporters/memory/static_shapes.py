@@ -88,8 +88,8 @@ def shape_of(value: Value | None) -> tuple[int, ...]:
     assert value is not None
     if not known(value):
         raise ExportError(
-            "To predict peak memory, the shape of every tensor must follow from the batch size. "
-            "The shape of {tensor!r} does not.",
+            "Peak memory can be predicted only if the batch size determines the shape of every "
+            "tensor. It does not determine the shape of {tensor!r}.",
             code="export.unknown-shape",
             tensor=value.name,
         )

@@ -191,7 +191,7 @@ def _head(text: str, words: Sequence[str]) -> Head:
         raise _invalid(text, _unnamed_output(words[0]))
     if OWN in name:
         raise _invalid(
-            text, "an own loss takes all outputs at once: write one function for all of them"
+            text, "a loss of your own takes all outputs at once: write one function for all outputs"
         )
     others = [word for word in words[1:] if word.partition("=")[0].strip() != WEIGHT]
     weights = [word.partition("=")[2] for word in words[1:] if word not in others]
@@ -245,7 +245,10 @@ def _text_of(heads: Sequence[Mapping[str, Any]]) -> str:
         if not isinstance(head, Mapping) or not {"output", "loss"} <= set(head):
             raise _invalid(str(head), "each table needs the keys `output` and `loss`")
         if other := set(head) - {"output", "loss", WEIGHT}:
-            raise _invalid(str(dict(head)), f"a table has no key {min(other)!r}")
+            raise _invalid(
+                str(dict(head)),
+                f"unknown key {min(other)!r}; a table has only `output`, `loss` and `weight`",
+            )
         weight = f",{WEIGHT}={head[WEIGHT]}" if WEIGHT in head else ""
         terms.append(f"{head['output']}={head['loss']}{weight}")
     return " + ".join(terms)

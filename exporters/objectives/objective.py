@@ -72,9 +72,9 @@ def several_outputs(loss: str, parts: Sequence[Part]) -> ModelError:
     """The error for several outputs if the loss does not say which output it trains."""
     names = [part.name for part in parts]
     return ModelError(
-        "The model returns several outputs: {outputs}. The loss {loss!r} does not say which of "
-        "them it trains. Name one, --loss {one!r}, or the loss of each, --loss {all!r}; or give a "
-        "loss of your own, --loss module:function.",
+        "The model returns several outputs: {outputs}. The loss {loss!r} does not say which output "
+        "it trains. Name one output, as in --loss {one!r}, or give each output a loss, as in "
+        "--loss {all!r}. Or give a loss of your own: --loss module:function.",
         code="model.several-outputs",
         outputs=described_parts(parts),
         loss=loss,

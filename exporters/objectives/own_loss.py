@@ -35,8 +35,8 @@ from profiles.text_formatting import did_you_mean, said_by
 
 Loss = Callable[[Any, Any], object]
 RETURNS = (
-    "It must return the loss of each sample (batch,), one number for the batch, or a pair of one "
-    "of these and a dictionary of metrics (batch,)"
+    "It must return the loss of each sample (batch,), or one number for the batch. For metrics, it "
+    "must return a pair: such a loss, and a dictionary of metrics (batch,)"
 )
 
 
@@ -78,7 +78,7 @@ def load_loss(reference: str) -> Loss:
         raise ModelError(
             "The loss {loss!r}{place} does not say which labels it takes. Put a decorator above "
             "it: @et.loss(et.classes(10)) for one array, or @et.loss(box=et.numbers(4), "
-            "kind=et.classes(10)) for several; @et.loss() if it reads none.",
+            "kind=et.classes(10)) for several; or @et.loss() if the loss reads no labels.",
             code="loss.no-labels",
             loss=reference,
             place=place_of(function),
@@ -233,7 +233,7 @@ class Reduced(nn.Module):
         for name in metrics:
             if not str(name).isidentifier() or name in (LOSS, CORRECT, ABSOLUTE):
                 raise self._wrong(
-                    f"{name!r} is no name for a metric, which is a word such as iou, but not "
+                    f"{name!r} cannot be the name of a metric. Use a word such as iou, but not "
                     f"{LOSS}, {CORRECT} or {ABSOLUTE}"
                 )
         # If the function reads no labels, nothing says yet that both batches have the same size.
@@ -268,7 +268,7 @@ class Reduced(nn.Module):
 
     def _wrong(self, problem: str) -> ModelError:
         return ModelError(
-            "The loss {loss!r}{place} returns something else than a loss: {problem}. {returns}.",
+            "The loss {loss!r}{place} does not return a loss: {problem}. {returns}.",
             code="loss.wrong-result",
             loss=self.reference,
             place=place_of(self.function),
@@ -305,8 +305,9 @@ def record_loss(function: Loss, reference: str, form: OutputForm) -> tuple[Graph
         raise_if_interrupted(error)
         raise ModelError(
             "The loss {loss!r} cannot be recorded{place}: {reason}. It gets {outputs} and the "
-            "labels {labels}. It must compute with torch's operators and run the same for every "
-            "batch. Choose with torch.where; do not use values of tensors in `if` or `.item()`.",
+            "labels {labels}. It must compute with torch's operators and run the same operators "
+            "for every batch. Choose between values with torch.where; do not use values of tensors "
+            "in `if` or `.item()`.",
             code="loss.cannot-record",
             loss=reference,
             place=source_lines.place_of_error(error) or place_of(function),

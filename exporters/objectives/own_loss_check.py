@@ -60,9 +60,9 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
         )
     if gradient is None or own is None or not (gradient.any() or trains(goal.loss, output, parts)):
         raise ModelError(
-            "The loss {loss!r}{place} has no gradient: it does not depend on the model's outputs, "
-            "or only through integers, `detach` or `torch.no_grad`. Compute it from the outputs "
-            "with operators that have a gradient.",
+            "The loss {loss!r}{place} has no gradient. It does not depend on the model's outputs, "
+            "or depends on them only through integers, `detach` or `torch.no_grad`. Compute it "
+            "from the outputs with operators that have a gradient.",
             code="loss.no-gradient",
             loss=reference,
             place=place_of(function),

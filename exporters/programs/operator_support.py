@@ -197,14 +197,14 @@ UNSUPPORTED = (
     UnsupportedGroup(
         "histograms",
         ("histc", "histogram"),
-        "TFLite has none, and ONNX none whose bounds follow from the samples",
+        "TFLite has no histogram operator, and ONNX has none whose bounds depend on the samples",
         "torch.bincount(indices, minlength=bins) of the indices of bins",
     ),
     UnsupportedGroup(
         "distances of pairs without repetition",
         ("pdist",),
         "no gradient",
-        "torch.cdist(x, x), which has each pair twice",
+        "torch.cdist(x, x), which contains each pair twice",
     ),
     UnsupportedGroup(
         "masked scatter",
@@ -280,9 +280,9 @@ def document() -> str:
 INTRODUCTION = (
     "# Operators",
     "",
-    "The operators that a model may use if it is exported with its training step. Gradients of",
-    "parameters and samples are within 1e-5 (relative norm) of PyTorch's in float64, for any",
-    "batch.",
+    "The table lists the operators that a model may use if it is exported with its training step.",
+    "For any batch, the gradients of parameters and samples are within 1e-5 (relative norm) of",
+    "PyTorch's in float64.",
     "",
 )
 

@@ -252,7 +252,9 @@ def outputs_in_both(
     if not named:
         return replace(in_inference, left_out=left_out, in_training=only[0])
     others = [part.name for part in in_inference.parts if part.name not in only]
-    left_out |= dict.fromkeys(others, "it is returned only in inference, and left out there")
+    left_out |= dict.fromkeys(
+        others, "it is returned only in inference, so the exported model leaves it out"
+    )
     parts = tuple(part for part in in_inference.parts if part.name in only)
     one_mode, left_out = frozenset(left_out), {**in_inference.left_out, **left_out}
     return replace(in_inference, parts=parts, left_out=left_out, in_one_mode=one_mode)
@@ -340,7 +342,7 @@ def record_outputs(
     except Exception as error:  # an attribute may be anything
         raise ModelError(
             "The model cannot be copied ({reason}). Its attributes must be modules, parameters, "
-            "buffers and plain values; give it a method __deepcopy__ if it holds anything else.",
+            "buffers and plain values; if it has others, give it a method __deepcopy__.",
             code="model.cannot-copy",
             reason=source_lines.first_line(error),
         ) from error
@@ -363,7 +365,7 @@ def record_current_mode(
         raise_if_interrupted(error)
         reason = name_batch(source_lines.first_line(error))
         if "github" in reason:  # torch's advice is for its own developers
-            reason = "its code computes with values that a recording does not have"
+            reason = "its code needs values that a recording does not have"
         place, kind = source_lines.place_of_error(error), "int64 " if dtype == "int64" else ""
         raise ModelError(
             "The model cannot be recorded for {kind}samples of shape {shape}: "

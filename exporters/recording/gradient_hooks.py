@@ -68,9 +68,9 @@ def watched(hook: Callable[[Tensor], Any], line: str) -> Callable[[Tensor], None
             same = False
         if not same:
             raise ModelError(
-                "A hook changes a gradient{place}, and a recording has no hooks. Leave the hook "
-                "out, or write the computation so that it has this gradient. For example, the "
-                "gradient of h * 0.1 + (h * 0.9).detach() is a tenth of the gradient of h.",
+                "A hook changes a gradient{place}, but a recording does not contain hooks. Leave "
+                "the hook out, or write the computation so that it has this gradient. For example, "
+                "the gradient of h * 0.1 + (h * 0.9).detach() is a tenth of the gradient of h.",
                 code="model.gradient-hook",
                 place=source_lines.parenthesized(line),
             )

@@ -58,8 +58,9 @@ def check_parameters(model: nn.Module) -> None:
     for name in (*model._modules, *model._parameters, *model._buffers):
         if name in TAKEN:
             raise ModelError(
-                "The model has an attribute {name!r}{place}. Recordings of torch.fx have one "
-                "of this name, too. Rename that of the model, as in `self.own_{name}`.",
+                "The model has an attribute {name!r}{place}. Recordings of torch.fx also have an "
+                "attribute of this name. Rename the model's attribute, for example to "
+                "`self.own_{name}`.",
                 code="model.invalid-name",
                 name=name,
                 place=source_lines.place_of_assignment(model, name),
@@ -151,7 +152,8 @@ def check_saved_tensor(name: str, value: object) -> None:
     """Raise ModelError if the entry `name` of the state dict is not a finite float32 tensor."""
     if not isinstance(value, Tensor):
         raise ModelError(
-            "{name!r} is not a tensor. A weights file holds only tensors; remove the extra state.",
+            "{name!r} is not a tensor. A weights file contains only tensors; remove the extra "
+            "state.",
             code="model.extra-state",
             name=name,
         )
@@ -167,8 +169,8 @@ def check_saved_tensor(name: str, value: object) -> None:
         )
     if not torch.isfinite(value).all():
         raise ModelError(
-            "{tensor!r} holds a number that is not finite (nan or infinity). A mask of -inf needs "
-            "register_buffer(..., persistent=False), or -1e9 in place of -inf.",
+            "{tensor!r} contains a number that is not finite (nan or infinity). A mask of -inf "
+            "needs register_buffer(..., persistent=False), or -1e9 in place of -inf.",
             code="model.not-finite",
             tensor=name,
         )

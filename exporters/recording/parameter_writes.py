@@ -39,11 +39,11 @@ def take_out_writes(graph: GraphModule, trained: Collection[str]) -> None:
         if any(n.op == "placeholder" or draws(n) or str(n.target) in changing for n in own):
             raise ModelError(
                 "The model computes its parameter {tensor!r} from samples, random numbers or "
-                "averages{place}. It may change a parameter only by parameters and constants, as "
-                "in weight.data.clamp_(-1, 1). An average must not be trained: set "
-                "requires_grad_(False). If the first batch sets the parameter, run the "
-                "model once on real samples in the function that makes the model, and note this "
-                "in a bool, not in a float. If it is an embedding, remove max_norm.",
+                "averages{place}. A new value of a parameter may depend only on parameters and "
+                "constants, as in weight.data.clamp_(-1, 1). An average must not be trained: set "
+                "requires_grad_(False). If the first batch sets the parameter, run the model once "
+                "on real samples in the function that makes the model. Use a bool, not a float, to "
+                "record that the parameter is set. If it is an embedding, remove max_norm.",
                 code="model.writes-own-tensor",
                 tensor=str(written.target),
                 place=source_lines.place_of_node(store),
@@ -57,10 +57,10 @@ def take_out_writes(graph: GraphModule, trained: Collection[str]) -> None:
     for node in dependent.difference(values.values()):
         for user in node.users.keys() - computing - stores.keys():
             raise ModelError(
-                "The model changes a parameter, and it also uses a value of the parameter from "
-                "before this change, or a copy{place}. Change the parameter before all uses, and "
-                "then use the parameter itself. If a layer that changes its weight is used twice, "
-                "let it compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
+                "The model changes a parameter, but it also uses the value from before the change, "
+                "or a copy of the parameter{place}. Change the parameter before all uses, and then "
+                "use the parameter itself. If a layer that changes its weight is used twice, let "
+                "it compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
                 code="model.writes-own-tensor",
                 place=source_lines.place_of_node(user),
             )
@@ -122,8 +122,9 @@ def check_attributes(changed: Mapping[str, Tensor]) -> None:
             if isinstance(value, Tensor):
                 raise ModelError(
                     "The model changes its parameter {tensor!r} and keeps a tensor as the "
-                    "attribute {attribute!r} of this parameter, which a device does not have. "
-                    "Register it as a buffer, or compute with a changed copy of the parameter.",
+                    "attribute {attribute!r} of this parameter. A device does not have this "
+                    "attribute. Register the tensor as a buffer, or compute with a changed copy of "
+                    "the parameter.",
                     code="model.writes-own-tensor",
                     tensor=name,
                     attribute=attribute,

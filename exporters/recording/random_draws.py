@@ -80,10 +80,10 @@ def decides_at_random(line: str) -> ModelError:
 def draws_outside_torch(line: str) -> ModelError:
     """The error for a model that draws with numpy or Python, at `line`, when it trains."""
     return ModelError(
-        "The model draws random numbers with numpy or Python's `random` when it trains{place}, and "
-        "a recording would repeat them in every step. Only functions that draw one number are "
-        "recorded, such as random.random() and np.random.randint(4). Draw arrays with torch, as in "
-        "torch.rand(4) < p `if self.training`. For the SpecAugment of transformers, set "
+        "The model draws random numbers with numpy or Python's `random` when it trains{place}, but "
+        "a recording would use the same numbers in every step. Only functions that draw one number "
+        "are recorded, such as random.random() and np.random.randint(4). Draw arrays with torch, "
+        "as in torch.rand(4) < p `if self.training`. For the SpecAugment of transformers, set "
         "apply_spec_augment=False in the model's configuration.",
         code="model.random-numbers",
         place=source_lines.parenthesized(line),

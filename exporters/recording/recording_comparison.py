@@ -191,7 +191,7 @@ def check_padded_length(model: nn.Module, x: Tensor, changed: Container[str]) ->
     ):
         raise ModelError(
             "The model's output for a sample depends on the longest sequence of the batch, because "
-            "pad_packed_sequence pads to its length. Pass the number of steps to "
+            "pad_packed_sequence pads to the length of that sequence. Pass the number of steps to "
             "pad_packed_sequence: total_length=x.shape[1], or x.shape[0] for a layer without "
             "batch_first.",
             code="model.padded-length",
@@ -259,7 +259,7 @@ def check_state(
         raise ModelError(
             "The model changes its own tensor {tensor!r} when it trains{place}, but the recording "
             "does not. Write a new value of the same shape and type into the tensor, as in "
-            "self.mean.copy_(new). If it is a parameter, freeze it before, "
+            "self.mean.copy_(new). If the tensor is a parameter, first freeze it with "
             "self.mean.requires_grad_(False), and write under torch.no_grad().",
             code="model.writes-own-tensor",
             tensor=name,
@@ -430,9 +430,10 @@ def check_finite(values: Tensor, what: str) -> None:
     if not torch.isfinite(values).all():
         raise ModelError(
             "The model's {what} on a batch of random samples contains nan or infinity, for example "
-            "the logarithm of a negative number. It must be finite for all samples. Samples are "
-            "normally distributed numbers. If yours have another range, give it, for example by "
-            "--input-range 0:1; if the model takes several inputs, give real samples by --example.",
+            "the logarithm of a negative number. It must be finite for all samples. The random "
+            "samples are normally distributed. If the numbers of your samples have another range, "
+            "give this range, for example with --input-range 0:1. If the model takes several "
+            "inputs, give real samples with --example.",
             code="model.result-not-finite",
             what=what,
         )

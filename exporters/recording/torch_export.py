@@ -127,7 +127,7 @@ def exported(
         if draws.line:
             raise decides_at_random(draws.line) from error
         raise ModelError(
-            "The model's Python code decides by values{place}, and there are too many paths "
+            "The model's Python code branches on values{place}, and there are too many paths "
             "through the code: more than {limit}, or more than {size:,} operators. Choose with "
             "torch.where, and give loops a fixed number of iterations.",
             code="model.data-dependent-code",
@@ -137,9 +137,9 @@ def exported(
         ) from error
     except NotMerged as error:
         raise ModelError(
-            "The model's Python code decides by values that it computes from the samples{place}, "
-            "and a graph cannot choose between the results. Return results of the same shape "
-            "from both branches and run the same batch norms in both, or choose with torch.where.",
+            "The model's Python code branches on values that it computes from the samples{place}, "
+            "and a graph cannot choose between the results. Return results of the same shape from "
+            "both branches and run the same batch norms in both, or choose with torch.where.",
             code="model.data-dependent-code",
             place=source_lines.parenthesized(lines[0]),
         ) from error

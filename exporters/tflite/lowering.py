@@ -31,7 +31,7 @@ one value per result of the operator."""
 
 LoweringRules = dict[OpOverload[..., Any] | HigherOrderOperator, LoweringRule]
 Number = bool | int | float
-OPEN_SIZE = "it needs a fixed size, and the batch may have any"
+OPEN_SIZE = "it needs a fixed size, but a batch can have any size"
 """The reason why an operator along the batch axis has no TFLite form."""
 
 ARITHMETIC: dict[Any, str] = {

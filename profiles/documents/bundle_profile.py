@@ -70,7 +70,7 @@ class Duration(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.p10_s <= self.median_s <= self.p90_s:
-            raise ValueError("p10_s, median_s and p90_s must not descend")
+            raise ValueError("p10_s, median_s and p90_s must be in ascending order")
 
     @property
     def spread(self) -> float:

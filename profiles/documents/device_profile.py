@@ -180,8 +180,8 @@ def decoded(
     ):
         if version != known:
             raise InputError(
-                "{origin} holds a {document} of version {found}; this program reads {supported}. "
-                "Calibrate the device again with the same version of edgetailor.",
+                "{origin} contains a {document} of version {found}; this program reads "
+                "{supported}. Calibrate the device again with the same version of edgetailor.",
                 code="profile.wrong-version",
                 document=what,
                 found=version,

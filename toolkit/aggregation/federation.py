@@ -203,8 +203,8 @@ class Federation:
         """
         if self.strategy is not None:
             raise InputError(
-                "A `strategy` gets updates of one version, but updates of several versions came. "
-                "Remove `strategy`, or use synchronous rounds.",
+                "A `strategy` needs updates of one version of the model, but updates of several "
+                "versions came. Remove `strategy`, or use synchronous rounds.",
                 code="option.conflict",
                 options=["strategy", "stale"],
             )

@@ -143,8 +143,8 @@ def _check_roles_and_types(
     for entry in table:
         if entry.role not in UPLOADED:
             raise UpdateError(
-                "{origin}: {tensor!r} has the role {role!r}; an update holds tensors of the roles "
-                "{roles}.",
+                "{origin}: {tensor!r} has the role {role!r}; an update contains only tensors of "
+                "the roles {roles}.",
                 code="update.wrong-role",
                 tensor=entry.name,
                 role=entry.role,
@@ -153,7 +153,7 @@ def _check_roles_and_types(
             )
         if entry.dtype != "float32":
             raise UpdateError(
-                "{origin}: {tensor!r} is {dtype}; an update holds float32 only.",
+                "{origin}: {tensor!r} is {dtype}; an update contains float32 only.",
                 code="update.wrong-type",
                 tensor=entry.name,
                 dtype=entry.dtype,
@@ -161,8 +161,8 @@ def _check_roles_and_types(
             )
         if not model[entry.stands_for or ""].is_floating_point():
             raise UpdateError(
-                "{origin} trains {parameter!r}, which holds integers in the global model; devices "
-                "do not train these.",
+                "{origin} trains {parameter!r}, which contains integers in the global model; "
+                "devices do not train integers.",
                 code="update.integer-parameter",
                 parameter=entry.stands_for,
                 origin=origin,
@@ -190,8 +190,8 @@ def _check_group(
     labels = [entry.factor for entry in entries]
     if len(set(labels)) < len(labels) or (None in labels and len(labels) > 1):
         raise UpdateError(
-            "{origin} holds {parameter!r} twice; it may hold either the tensor or its factors, "
-            "once.",
+            "{origin} contains {parameter!r} twice; an update may contain either the tensor or its "
+            "factors, once.",
             code="update.repeated-parameter",
             parameter=name,
             origin=origin,

@@ -40,7 +40,8 @@ class AggregateOptions:
         default=AggregationPolicy.factors,
     )
     beta: float = option(
-        "Step from the old model (0) to the mean (1), up to 10; above 1 it goes beyond the mean.",
+        "Length of the step from the old model (0) to the mean (1), at most 10. A length above 1 "
+        "goes beyond the mean.",
         default=AggregationPolicy.beta,
     )
     rule: Rule = option(

@@ -23,7 +23,7 @@ def backup(state: Path, out: Path, force: bool) -> None:
 
     state = state_folder(state)
     copies.backup(state, out, force)
-    click.echo(f"{out} holds a backup of {state}.", err=True)
+    click.echo(f"{out} contains a backup of {state}.", err=True)
 
 
 @click.command()
@@ -40,7 +40,7 @@ def restore(backup: Path, state: Path) -> None:
     copies.restore(backup, state)
     click.echo(
         f"{state} is restored. Stop the coordinator that the backup was taken from, set `state` in "
-        "the federation's file (a backup does not hold that file) to this folder, and start "
+        "the federation's file (a backup does not contain this file) to this folder, and start "
         "`edgetailor serve`.",
         err=True,
     )

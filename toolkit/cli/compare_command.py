@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=5,
     show_default=True,
-    help="Show the mean of this many last rounds, as single rounds vary much.",
+    help="Show the mean of this many last rounds, because single rounds vary much.",
 )
 @click.option(
     "--target",
@@ -53,8 +53,8 @@ def compare(
     Runs that differ only in their seeds are one row, with means and sample standard deviations.
     `final` and `best` are accuracies of the global model (losses of a regression). `own` is the
     accuracy of the clients' own models after training, on the samples that `validation` holds out.
-    `sent` counts the bytes in both directions. `time` is how long the simulation took, `simulated`
-    how long the rounds would take on devices with a `profile`. With profiles, `a day` is what a
+    `sent` counts the bytes in both directions. `time` is how long the simulation took. `simulated`
+    is how long the rounds would take on devices with a `profile`. With profiles, `a day` is what a
     device receives and sends in a day, on average over all devices, if rounds follow without a
     pause; `memory` is the most that a device may need. For a regression the table also
     shows `RMSE` and `MAE` of the last round. If the loss has metrics, the table shows them too.

@@ -92,8 +92,8 @@ class DeployOptions:
         "Submodel SPEC of a MODEL; repeatable.  [default: full]", "--submodel"
     )
     loss: Loss | None = option(
-        "Loss that a MODEL was trained with, which gives the meaning of its output.  [default: "
-        "cross-entropy]"
+        "Loss that a MODEL was trained with. It gives the meaning of the model's output.  "
+        "[default: cross-entropy]"
     )
     data_table: Path | None = option(
         "TOML file with a table [data] for a MODEL: how pictures or CSV files become samples."

@@ -51,8 +51,8 @@ class EvaluateOptions:
         f"Loss that a MODEL was trained with.  [default: {TrainingConfig.loss}]"
     )
     leave_one_out: bool = option(
-        "Aggregate the federation's last round, or the round of --round, again, each time without "
-        "one of its devices. Needs `keep_updates` in the federation's file."
+        "Aggregate the round of --round (default: the last round) again, each time without one of "
+        "its devices. Needs `keep_updates` in the federation's file."
     )
     as_json: bool = option(JSON_HELP, "--json")
 

@@ -31,9 +31,9 @@ def rounds(state: Path, round_: int | None, as_json: bool) -> None:
 
     STATE is the federation's state folder or its file; `edgetailor serve` may run on it.
 
-    The list shows the quality of the global model after each round, with the metrics of a loss, and
-    whether that model is kept (`keep` in the federation's file). Round 0 is the model before
-    training.
+    The list shows the quality of the global model after each round, and whether that model is kept
+    (`keep` in the federation's file). If the loss has metrics, the list shows them too. Round 0 is
+    the model before training.
 
     If devices judge the models, there are three more figures: `devices` of all devices, `worst` of
     the worst tenth of the devices, and `trained` of their own models after the local training of
@@ -142,7 +142,7 @@ def export_model(state: Path, round_: int, out: Path, force: bool) -> None:
     from toolkit.coordinator.storage.saved_rounds import export_model as export
 
     export(state_folder(state), round_, out, force)
-    click.echo(f"{out} holds the global model after round {round_}.", err=True)
+    click.echo(f"{out} contains the global model after round {round_}.", err=True)
 
 
 @click.command()
@@ -161,8 +161,8 @@ def rollback(state: Path, round_: int) -> None:
 
     number = roll_back(state_folder(state), round_)
     click.echo(
-        f"Round {number} starts from the model of round {round_}, which {MODEL} now holds. If "
-        "all `rounds` of the federation's file are over, set a higher number. If they ended early, "
+        f"Round {number} starts from the model of round {round_}, which is now in {MODEL}. If all "
+        "`rounds` of the federation's file are over, set a higher number. If they ended early, "
         "change `early_stopping`.",
         err=True,
     )

@@ -116,7 +116,9 @@ def new(folder: Path, names: tuple[str, ...]) -> None:
 
 @click.command()
 @click.argument("federation", required=False)
-@click.option("--url", help="Address of the coordinator for phones, such as that of a proxy.")
+@click.option(
+    "--url", help="Address of the coordinator for phones, such as the address of a proxy."
+)
 @click.option(
     "--qr",
     metavar="[KIND]",
@@ -129,9 +131,9 @@ def tokens(federation: str | None, url: str | None, qr: str | None, as_json: boo
     """Show join tokens and the links by which phones join.
 
     FEDERATION is the federation's file or its state folder; `edgetailor serve` may run on it.
-    Anyone with a link can enrol a device, so keep links private. FEDERATION may also be the URL of
-    a coordinator of `edgetailor login`; without FEDERATION it is the URL of the last login. For a
-    URL the tokens are listed without links.
+    FEDERATION may also be the URL of a coordinator that `edgetailor login` saved; the default is
+    the URL of the last login. For a URL, the command lists the tokens without links. Anyone with a
+    link can enrol a device, so keep links private.
     """
     if federation is None or is_url(federation):
         _remote_tokens(federation, url, qr, as_json)

@@ -11,7 +11,7 @@ from device_agent.cli.options import user_option
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @user_option
-@click.option("--dry-run", is_flag=True, help="Print the unit, do not write it.")
+@click.option("--dry-run", is_flag=True, help="Print the unit; write nothing.")
 def install_service(config: Path, user: bool, dry_run: bool) -> None:
     """Run `serve` as a systemd service.
 
@@ -27,7 +27,10 @@ def install_service(config: Path, user: bool, dry_run: bool) -> None:
         return
     coordinator_service.install(config, user)
     if user:
-        say("The service runs while you are logged in. To run it always: `loginctl enable-linger`.")
+        say(
+            "The service runs only while you are logged in. To keep it running after you log out: "
+            "`loginctl enable-linger`."
+        )
     command = " ".join(service.systemctl)
     click.echo(f"{service.name} is running: {command} status {service.name}")
 

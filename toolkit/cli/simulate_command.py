@@ -51,7 +51,7 @@ class SimulateOptions:
         "Where clients are trained: a device of PyTorch, such as cuda.", default="cpu"
     )
     seed: int | None = option(
-        "Replaces both seeds of FILE: `seed` and that of [simulation].", type=click.IntRange(0)
+        "Replaces both seeds of FILE: `seed`, and `seed` of [simulation].", type=click.IntRange(0)
     )
     rounds: int | None = option(
         "Replaces `rounds` of FILE; an endless federation needs it.", type=click.IntRange(1)
@@ -95,7 +95,8 @@ def simulate(options: SimulateOptions) -> None:
     With --grid, or with the table [sweep] in FILE, each combination of values is a run with a
     folder of its own in the folder of the sweep. A table shows the mean accuracy of the last rounds
     and the costs of each run, and trade-off.png draws them. --most-traffic and --most-memory select
-    the best run within limits. A kind of devices is named in a key, and values are separated by |:
+    the best run within limits. A key contains the name of a kind of devices, and | separates the
+    values:
 
     \b
         edgetailor simulate fleet.toml --most-traffic 50kB \\

@@ -131,7 +131,7 @@ def _key(path: Path, store: Store, new_key: bool) -> tuple[CoordinatorKey, bool]
     same = key is not None and known in (None, key.fingerprint)
     if key is not None and not same and not new_key:
         raise InputError(
-            "{path} holds a key that is not the key of this federation. {why}",
+            "{path} contains a key that is not the key of this federation. {why}",
             code="state.other-coordinator-key",
             path=path,
             why=why,
@@ -181,7 +181,7 @@ def _content(path: Path) -> bytes | None:
 
 def _damaged(path: Path) -> InputError:
     return InputError(
-        "{path} is damaged: it does not hold the token that this federation has. Put the file back "
+        "{path} is damaged: it does not contain the token of this federation. Put the file back "
         "from a backup, or remove it and start again: then there is a new token, and copies of the "
         "old token no longer work.",
         code="state.damaged-token",

@@ -140,7 +140,7 @@ class SiteModel:
             return
         data = (self._folder / OPEN / GLOBAL).read_bytes()
         if task.dense:
-            self._federation.adopt(from_bytes(data, "The model from above").tensors)
+            self._federation.adopt(from_bytes(data, "The model from Flower's server").tensors)
         else:
             self._federation.load(data)
 

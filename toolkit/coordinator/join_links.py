@@ -19,7 +19,7 @@ ADDRESS = "address"
 MADE_SINCE = 10
 """The version of the database since which operators make join tokens."""
 NEEDS_HTTPS = "Phones need https for keys and storage: set tls_cert, or put a proxy in front."
-NEEDS_AUTHORITY = "Browsers warn of this certificate: phones need one of an authority."
+NEEDS_AUTHORITY = "Browsers warn of this certificate: phones need a certificate of an authority."
 NO_PAGE = "No page for phones: /join/ says how to get it (`make web`, or a release)."
 
 

@@ -243,8 +243,8 @@ def _refuse(key: Key, before: dict[Key, Any], config: CoordinatorConfig) -> None
     removed = key[0] == "devices" and key[1] not in [kind.name for kind in config.devices]
     name, value = ("devices", kinds) if removed else (".".join(key), before.get(key))
     raise InputError(
-        "{state} holds a federation with another `{key}`, and this key cannot change: set it back "
-        "to {value}, or set another `state` folder.",
+        "{state} contains a federation with another `{key}`, and this key cannot change: set it "
+        "back to {value}, or set another `state` folder.",
         code="state.other-federation",
         key=name,
         state=config.state,

@@ -32,7 +32,7 @@ def line(group: list[Profile]) -> str:
     fast, slow, *_ = sorted(group, key=lambda profile: profile.train.median_s)
     return (
         f"measured on the device, perhaps with another model: a batch of {fast.submodel} takes "
-        f"{_figures(fast)}, {_figures(slow)}; `edgetailor export --format` chooses between them"
+        f"{_figures(fast)}, {_figures(slow)}; `edgetailor export --format` chooses the runtime"
     )
 
 

@@ -342,7 +342,7 @@ class RunFolder:
         for key in settings:
             if key not in CHANGEABLE and before.get(key) != settings[key]:
                 raise InputError(
-                    "{path} holds a simulation with another `{key}`. Give another --out, or "
+                    "{path} contains a simulation with another `{key}`. Give another --out, or "
                     "--force to replace it.",
                     code="simulation.other-settings",
                     path=str(self.root),

@@ -62,8 +62,8 @@ class SimulationConfig(FederationConfig):
     def _privacy_has_clients(self) -> Self:
         if self.privacy is not None and self.privacy.secure_aggregation:
             raise ValueError(
-                "only `serve` knows secure_aggregation of [privacy], which hardly changes the "
-                "model: remove it for `simulate`"
+                "`simulate` does not support secure_aggregation of [privacy], which hardly changes "
+                "the model: remove it"
             )
         if self.device_privacy is not None and self.simulation.baseline is not None:
             raise ValueError(

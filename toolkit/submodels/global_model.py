@@ -166,7 +166,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         # A single such number would spread to the whole model in a round.
         if value.is_floating_point() and not _all_finite(value):
             raise InputError(
-                "{file}: the tensor {tensor!r} holds a number that is not finite.",
+                "{file}: the tensor {tensor!r} contains a number that is not finite.",
                 code="model.not-finite",
                 file=origin,
                 tensor=name,

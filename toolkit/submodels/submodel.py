@@ -69,9 +69,9 @@ def refuse_changed_parameters(captured: Captured, spec: str) -> None:
     """Raise SpecError if the model changes its own parameters: no family but `full` trains it."""
     if captured.changed:
         raise SpecError(
-            "{spec!r}: the model changes its own parameter {tensor!r} before it uses it, and "
-            "only `full` can train such a model. Use `full`, or leave the parameter as it is "
-            "and compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
+            "{spec!r}: the model changes its own parameter {tensor!r} before it uses the "
+            "parameter, and only `full` can train such a model. Use `full`, or leave the parameter "
+            "as it is and compute with a changed copy, as in F.linear(x, weight.clamp(-1, 1)).",
             code="spec.changed-parameter",
             spec=spec,
             tensor=min(captured.changed),

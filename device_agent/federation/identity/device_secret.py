@@ -71,7 +71,10 @@ class DeviceSecret:
             return True  # the answer to an earlier try was lost: the next request shows it
         except (InputError, OSError, RefusedError) as error:
             if str(error) != self._told:
-                log.warning("The operator wants a new secret, but none was made: %s", error)
+                log.warning(
+                    "The operator asks for a new secret, but this device has not made one: %s",
+                    error,
+                )
             self._told = str(error)
             return False
         self._client.use_secret(following)

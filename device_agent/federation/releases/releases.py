@@ -145,7 +145,7 @@ class Releases:
         if offer.number == self._earlier:
             return
         self._earlier = offer.number
-        reason = f"the device has release {current.number}, which is later"
+        reason = f"the device already has the later release {current.number}"
         log.warning("Release %d was not taken: %s", offer.number, reason)
         self._unsent = self._report(offer, TrialResult(reason=reason), refusal=EARLIER)
 
@@ -173,8 +173,8 @@ class Releases:
         self._check_signed(partial(check_release, offer))
         if offer.issued < self._pointer.issued:
             raise TrustError(
-                "The offer of release {number} is older than the newest offer that this device "
-                "has followed. Somebody may have sent an old message again. Nothing was changed.",
+                "The offer of release {number} is older than the newest offer that this device has "
+                "handled. Somebody may have sent an old message again. Nothing was changed.",
                 code="trust.old-release",
                 number=offer.number,
                 issued=offer.issued,
@@ -390,7 +390,7 @@ class Releases:
         if needed > free:
             raise LimitError(
                 "Release {number} needs {needed} on the disk with {path}, but only {free} are "
-                "free. Make room there; the device tries again in an hour.",
+                "free. Free some space; the device tries again in an hour.",
                 code="release.no-room",
                 number=offer.number,
                 needed=format_bytes(needed),

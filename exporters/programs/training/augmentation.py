@@ -54,10 +54,10 @@ def parse_augmentation(text: str) -> Augmentation:
         except ValueError:
             pass
     raise InputError(
-        "Unknown augmentation {given!r}. It must be one of {forms}. N is the most pixels or steps "
-        "that change, at least 1; STD is a standard deviation. For shift and mask of a time "
-        "series, also name the axis of the steps: shift:N:first for samples (steps, columns), "
-        "shift:N:last for (columns, steps).",
+        "Unknown augmentation {given!r}. It must be one of {forms}. N is the largest number of "
+        "pixels or steps that change, at least 1; STD is a standard deviation. For shift and mask "
+        "of a time series, also name the axis of the steps: shift:N:first for samples (steps, "
+        "columns), shift:N:last for (columns, steps).",
         code="option.invalid-value",
         option="augment",
         given=text[:40],
@@ -100,12 +100,14 @@ def misfit_of(given: Augmentation, shape: tuple[int, ...], plain: bool, whole: b
     """Why an augmentation does not fit samples of `shape`; empty if it fits."""
     picture = len(shape) == 3
     if not plain:
-        return "they hold ids or several inputs; only arrays of numbers can be changed"
+        return "they contain ids or several inputs, but only arrays of numbers can be changed"
     if given.kind == "noise":
         # Whole pixels are no ids.
         ids = whole and not picture
         return (
-            "some of their numbers are whole, and noise would turn ids into others" if ids else ""
+            "some of their numbers are whole, so they may be ids, and noise would change ids"
+            if ids
+            else ""
         )
     if given.kind in ("flip", "flip-vertical"):
         return "" if picture else "only pictures (channels, height, width) can be flipped"
@@ -118,7 +120,8 @@ def misfit_of(given: Augmentation, shape: tuple[int, ...], plain: bool, whole: b
     elif len(shape) == 2:
         if given.axis is None:
             return (
-                f"write where the steps are, {given.kind}:{math.floor(given.amount)}:first or :last"
+                f"name the axis of the steps: {given.kind}:{math.floor(given.amount)}:first or "
+                ":last"
             )
         steps = shape[0 if given.axis == "first" else 1]
     elif len(shape) == 1:

@@ -248,8 +248,8 @@ def class_mask(graph: GraphModule, target: Objective) -> Port | None:
     shape = output_shape(graph)
     if len(shape) != 1 or not (target.maskable or shape == (1,)):
         raise ModelError(
-            "`masked` needs a model with one class for each sample, an output (batch, n) that "
-            "cross-entropy trains. This model's output is {output}. Train without `masked`.",
+            "`masked` needs a model that predicts one class for each sample: an output (batch, n), "
+            "trained by cross-entropy. This model's output is {output}. Train without `masked`.",
             code="model.masked-output",
             shape=list(shape),
             output=("batch", *shape),

@@ -88,8 +88,8 @@ def checked_range(model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype)
     known = input_range_of(model)
     if known and not fits(known, math.prod(sample_shape)):
         raise InputError(
-            "The range of the samples comes from samples of another shape; a sample has the shape "
-            "{shape}. Give samples of this shape.",
+            "The examples that give the range of the samples have another shape than the model's "
+            "samples. Give examples of the shape {shape}.",
             code="config.range-misfit",
             shape=sample_shape,
         )

@@ -173,7 +173,7 @@ def range_of_examples(
     largest = float(np.abs(x.astype(np.float64)).max())
     if not math.isfinite(largest) or largest > LARGEST:
         raise DataError(
-            "{origin}: the samples hold {number:g}, which is too large for float32. Scale them.",
+            "{origin}: the samples contain {number:g}, which is too large for float32. Scale them.",
             code="data.number-out-of-range",
             number=largest,
             origin=origin,

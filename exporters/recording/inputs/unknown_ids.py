@@ -15,8 +15,8 @@ def is_wrong_id(error: Exception) -> bool:
 def unknown_ids(error: Exception) -> DataError:
     """The error for real samples with an id that the model does not have."""
     return DataError(
-        "The samples hold ids that the model does not have: {reason}. Correct the data, or use a "
-        "model with more ids.",
+        "The samples contain ids that the model does not have: {reason}. Correct the data, or use "
+        "a model with more ids.",
         code="data.unknown-ids",
         reason=source_lines.first_line(error),
     )
@@ -30,9 +30,9 @@ def wrong_ids(error: Exception, ranged: bool) -> ModelError:
         else "Say which ids there are"
     )
     return ModelError(
-        "The model takes numbers of its samples as ids, but random samples hold ids that the model "
-        "does not have{place}. {remedy}: give --input-range LOW:HIGH, or --example FILE with real "
-        "samples. In Python use set_input_range; in a federation's file set input_range or "
+        "The model uses numbers of its samples as ids, but random samples contain ids that the "
+        "model does not have{place}. {remedy}: give --input-range LOW:HIGH, or --example FILE with "
+        "real samples. In Python use set_input_range; in a federation's file set input_range or "
         "example.",
         code="model.ids-out-of-range",
         place=source_lines.place_of_error(error),

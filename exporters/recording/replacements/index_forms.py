@@ -162,8 +162,9 @@ def cut_by_value(line: str) -> ModelError:
     """The error for a model that cuts a tensor, at `line`, at a place that depends on values."""
     return ModelError(
         "The model cuts a tensor at a place that depends on values{place}; only the batch size may "
-        "vary. Keep all elements, and mask those that do not count: with the numbers `lengths`, "
-        "torch.arange(n) < lengths.unsqueeze(1) is a mask.",
+        "vary. Keep all elements, and mask those that do not count. For example, torch.arange(n) < "
+        "lengths.unsqueeze(1) is a mask for sequences of n steps whose first `lengths` steps "
+        "count.",
         code="model.data-dependent-size",
         place=source_lines.parenthesized(line),
     )

@@ -46,7 +46,7 @@ def unbind(func: Any, input: Tensor, dim: int = 0) -> Any:
     raise ModelError(
         "The model loops over the samples of a batch{place}, and one recording must serve all "
         "batch sizes. Compute all samples at once: operators have a batch axis. If forward takes "
-        "several inputs as one tuple, give forward an argument for each input, and give the shapes "
+        "one tuple of several inputs, give forward an argument for each input, and give the shapes "
         "with --input.",
         code="model.fixed-batch",
         place=called_place(),

@@ -56,8 +56,9 @@ OTHERWISE = (
 BRANCH = r"\b(if|while|assert|min|max)\b|[<>]"
 NO_BRANCH = "Do not branch on x.shape[0]."
 NO_CACHE = (
-    "No tensor of a fixed number of samples, such as a cache of keys and values, serves all: leave "
-    "the cache out, or make the tensor in forward, as in torch.zeros(x.shape[0], 8)."
+    "A tensor with a fixed number of samples, such as a cache of keys and values, does not fit "
+    "every batch: leave the cache out, or make the tensor in forward, as in "
+    "torch.zeros(x.shape[0], 8)."
 )
 
 

@@ -134,10 +134,10 @@ def test_run_waits_for_its_coordinator(tmp_path: Path) -> None:
         ),
         (
             ("odd.npz",), 2,
-            r"^odd\.npz: x and y must hold the same number of samples; they are \(3, 1\) and "
+            r"^odd\.npz: x and y must contain the same number of samples; they are \(3, 1\) and "
             r"\(2,\)\.$",
         ),
-        (("one.npz",), 2, r"^one\.npz holds 1 sample\. Give at least 2\.$"),
+        (("one.npz",), 2, r"^one\.npz contains 1 sample\. Give at least 2\.$"),
         (("folder",), 2, r"The folder folder has no y\.npy"),
     ],
 )  # fmt: skip

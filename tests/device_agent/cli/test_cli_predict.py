@@ -172,7 +172,7 @@ def test_damaged_pictures_do_not_stop_a_folder(agent: Agent, tmp_path: Path) -> 
 def test_a_file_without_samples(agent: Agent, bundle_of: BundleOf, tmp_path: Path) -> None:
     np.savez(tmp_path / "z.npz", y=np.zeros(3), more=np.zeros(2))
     said = refusal(agent("predict", bundle_of("full"), "--data", "z.npz"))
-    assert said.endswith("has no array 'x', only y, more. It must hold x (samples).")
+    assert said.endswith("has no array 'x', only y, more. It must contain x (samples).")
     np.save(tmp_path / "x.npy", np.zeros(3))
     said = refusal(agent("train", bundle_of("full"), "--data", "x.npy", "--out", "u"))
     assert "x.npy is a single array, but samples need labels" in said

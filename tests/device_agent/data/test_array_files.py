@@ -74,9 +74,10 @@ def test_files_that_are_no_npz(tmp_path: Path, kind: str) -> None:
     code = "data.missing-file" if kind == "folder" else "data.unreadable-file"
     with refused(code, path=str(path)) as error:
         read_data(path)
-    words = {"folder": "is empty. A folder holds", "single array": "is a single array, but"}.get(
-        kind, "is not a readable .npz file"
-    )
+    words = {
+        "folder": "is empty. The folder must contain",
+        "single array": "is a single array, but",
+    }.get(kind, "is not a readable .npz file")
     assert words in str(error.value)
 
 

@@ -212,7 +212,7 @@ def test_pieces_cover_the_array_once() -> None:
         (
             "objects",
             "data.unreadable-file",
-            {"reason": "it holds pickled objects"},
+            {"reason": "it contains pickled objects"},
             "local is not a folder of readable .npy files",
         ),
         ("text", "data.unreadable-file", {}, "local is not a folder of readable .npy files"),
@@ -288,7 +288,7 @@ def test_a_file_that_is_truncated_during_training(bundle_of: BundleOf, tmp_path:
     with refused("data.changed-while-read", path=str(source)) as error:
         train_bundle(bundle_of("full"), str(source), tmp_path / "out", threads=1, on_batch=cut)
     assert isinstance(error.value, DataError)
-    assert "with a rename" in str(error.value)
+    assert "and rename it" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["local.npz"]
 
 

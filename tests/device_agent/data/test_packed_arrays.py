@@ -166,7 +166,7 @@ def test_a_mapping_may_name_the_arrays_of_labels_but_not_those_of_samples() -> N
     del mixed["y_box"]
     with refused("data.missing-array", array="y_box") as caught:
         load(mixed)
-    wanted = "data has no array 'y_box'. It must hold "
+    wanted = "data has no array 'y_box'. It must contain "
     names = [*(f"x_{name}" for name in x), *(f"y_{name}" for name in y)]
     assert str(caught.value) == f"{wanted}{' and '.join(names)}."
 

@@ -201,7 +201,7 @@ def test_both_shares_of_a_device_are_never_given(draw: np.random.Generator) -> N
         told = truth if device < "device-2" else lie
         with refused(
             "trust.unsafe-sum",
-            why="2 devices have confirmed the same sum, but 3 of the group are needed",
+            why="only 2 devices of the group have confirmed the same sum, but 3 are needed",
         ):
             group.sharers[device].unmasking(told, confirmed)
         with refused(

@@ -74,8 +74,8 @@ def test_a_service_of_the_user_comes_and_goes(tmp_path: Path) -> None:
     assert done == Done(
         0,
         "edgetailor-agent is running: systemctl --user status edgetailor-agent\n",
-        f"Wrote {unit} and {options}.\n"
-        "The service runs while you are logged in. To run it always: `loginctl enable-linger`.\n",
+        f"Wrote {unit} and {options}.\nThe service runs only while you are logged in. To keep it "
+        "running after you log out: `loginctl enable-linger`.\n",
     )
     name = "edgetailor-agent.service"
     assert (tmp_path / "asked").read_text().splitlines() == [

@@ -155,7 +155,7 @@ def test_many_samples_are_judged_in_pieces(signs: Path) -> None:
         ({"x": np.zeros((4, 2), np.float32)}, r"^held\.npz: x must be \(n, 1, 1, 2\)"),
         (
             {"x": np.zeros((0, 1, 1, 2), np.float32), "y": np.zeros(0, np.int64)},
-            r"^held\.npz holds 0 samples\. Give at least 1\.",
+            r"^held\.npz contains 0 samples\. Give at least 1\.",
         ),
     ],
 )

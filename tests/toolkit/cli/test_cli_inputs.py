@@ -128,8 +128,8 @@ def test_ids_among_the_numbers(given: tuple[str, str], seed: int, tmp_path: Path
     np.savez(tmp_path / "rows.npz", x=rows)
     arguments = ("table:Columns", "--input-shape", "3", "--batch", 4, "--out", "bundle")
     assert refused(tmp_path, "export", *arguments) == (
-        "The model takes numbers of its samples as ids, but random samples hold ids that the model "
-        "does not have (table.py, line 14: return self.last(torch.cat([self.embedded(x[:, "
+        "The model uses numbers of its samples as ids, but random samples contain ids that the "
+        "model does not have (table.py, line 14: return self.last(torch.cat([self.embedded(x[:, "
         "0].long()), x[:, 1:]], 1))). Say which ids there are: give --input-range LOW:HIGH, or "
         "--example FILE with real samples. In Python use set_input_range; in a federation's file "
         "set input_range or example."
@@ -162,16 +162,16 @@ ONE_OUTPUT = """\
 kind (3): logits of classes, trained by cross-entropy; labels y int64 (N) below
 3
 box (4): not trained: the loss does not name it
-no gradient reaches, so these do not train: box.weight, box.bias
+these get no gradient, so they do not train: box.weight, box.bias
 """
 
 
 def test_the_outputs_that_a_loss_gets_are_named(tmp_path: Path) -> None:
     assert refused(tmp_path, *BOXES) == (
         "The model returns several outputs: kind (batch, 3), box (batch, 4). The loss "
-        "'cross-entropy' does not say which of them it trains. Name one, --loss "
-        "'kind=cross-entropy', or the loss of each, --loss 'kind=cross-entropy + "
-        "box=cross-entropy'; or give a loss of your own, --loss module:function."
+        "'cross-entropy' does not say which output it trains. Name one output, as in --loss "
+        "'kind=cross-entropy', or give each output a loss, as in --loss 'kind=cross-entropy + "
+        "box=cross-entropy'. Or give a loss of your own: --loss module:function."
     )
     # Both remedies of the refusal.
     assert run(tmp_path, *BOXES, "--loss", "own_losses:detection") == SIZES + OWN_LOSS
@@ -188,14 +188,14 @@ def test_changes_of_samples(tmp_path: Path) -> None:
     points = ("own_losses:Points", "--input-shape", "2,5,7", "--loss", "dice", "--batch", 4)
     assert refused(tmp_path, "export", *points, "--augment", "turn", "--out", "b") == (
         "Unknown augmentation 'turn'. It must be one of flip, flip-vertical, shift:N, noise:STD, "
-        "mask:N. N is the most pixels or steps that change, at least 1; STD is a standard "
-        "deviation. For shift and mask of a time series, also name the axis of the steps: "
+        "mask:N. N is the largest number of pixels or steps that change, at least 1; STD is a "
+        "standard deviation. For shift and mask of a time series, also name the axis of the steps: "
         "shift:N:first for samples (steps, columns), shift:N:last for (columns, steps)."
     )
     towers = (TOWERS, *INPUTS, "--augment", "noise:0.1", "--batch", 4)
     assert refused(tmp_path, "export", *towers, "--out", "b") == (
-        "The augmentation 'noise:0.1' does not fit samples of the shape (4,): they hold ids or "
-        "several inputs; only arrays of numbers can be changed."
+        "The augmentation 'noise:0.1' does not fit samples of the shape (4,): they contain ids or "
+        "several inputs, but only arrays of numbers can be changed."
     )
     assert not (tmp_path / "b").exists()
     both = ("--augment", "flip", "--augment", "shift:2")

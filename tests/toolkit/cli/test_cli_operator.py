@@ -177,7 +177,7 @@ def test_all_commands_name_a_federation_in_the_same_ways() -> None:
         if command.name not in OF_A_FEDERATION:
             help_ = str(federation.to_info_dict()["help"])
         assert "state folder" in help_, command.name
-        assert "URL of a coordinator of `edgetailor login`" in help_, command.name
+        assert "URL of a coordinator that `edgetailor login` saved" in help_, command.name
 
 
 def test_operators_have_tokens_of_their_own(served: Served) -> None:

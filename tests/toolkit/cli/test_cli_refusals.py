@@ -137,7 +137,7 @@ def test_options_that_cannot_be(folder: Path, arguments: list[str], message: str
         ("folder", r"^w is a folder, but the weights of the global model are one file\."),
         ("text", r"^w is not a safetensors file"),
         ("truncated", r"^w is not a safetensors file"),
-        ("nan", r"^w: .*'classifier\.bias' holds a number that is not finite"),
+        ("nan", r"^w: .*'classifier\.bias' contains a number that is not finite"),
         ("lacking", r"^w lacks the tensor 'classifier\.bias'"),
         ("foreign", r"^w has .*the .*tensor 'extra'"),
         ("shape", r"^w: 'classifier\.bias' .*\(11,\).* the model.* \(10,\)"),

@@ -43,11 +43,11 @@ def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 80
     done = edgetailor("export-model", "state", "1", "one.safetensors", cwd=tmp_path)
     assert (done.code, (tmp_path / "one.safetensors").read_bytes()) == (0, b"model 1")
-    assert done.stderr == "one.safetensors holds the global model after round 1.\n"
+    assert done.stderr == "one.safetensors contains the global model after round 1.\n"
     done = edgetailor("rollback", "state", "1", cwd=tmp_path)
     assert done.code == 0
     assert done.stderr == (
-        "Round 3 starts from the model of round 1, which global.safetensors now holds. If all "
+        "Round 3 starts from the model of round 1, which is now in global.safetensors. If all "
         "`rounds` of the federation's file are over, set a higher number. If they ended "
         "early, change `early_stopping`.\n"
     )
@@ -68,7 +68,7 @@ def test_rounds_and_going_back(state: Path, tmp_path: Path) -> None:
 
 def test_backup_and_restore(state: Path, tmp_path: Path) -> None:
     done = edgetailor("backup", "state", "copy", cwd=tmp_path)
-    assert (done.code, done.stderr) == (0, "copy holds a backup of state.\n")
+    assert (done.code, done.stderr) == (0, "copy contains a backup of state.\n")
     assert "exists already" in refused(tmp_path, "backup", "state", "copy")
     assert "is not an empty folder" in refused(tmp_path, "restore", "copy", "state")
     assert edgetailor("restore", "copy", "new", cwd=tmp_path).code == 0

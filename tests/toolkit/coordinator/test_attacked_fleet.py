@@ -86,7 +86,7 @@ def test_two_agents_train_on_while_the_third_device_sends_1e20(tmp_path: Path) -
     assert [(result.updates, list(result.left_out)) for result in status.history[1:]] == [
         (2, ["board-1"]), (2, ["board-1"]),
     ]  # fmt: skip
-    assert "'conv.weight' holds numbers up to 1e+20" in str(status.devices[0].note)
+    assert "'conv.weight' contains numbers up to 1e+20" in str(status.devices[0].note)
     assert status.history[2].loss < status.history[0].loss
 
 

@@ -58,7 +58,7 @@ def test_an_agent_that_knows_the_certificate(config: CoordinatorConfig, tmp_path
         join(server.url, token, "desk", state, certificate=pin(config))
         assert fleet_status(state).devices[0].device == "board-1"
         findings = {f.check: f for f in check_connection(None, DeviceState(state).identity(), None)}
-        assert findings["TLS"].detail.endswith("the certificate of the join")
+        assert findings["TLS"].detail.endswith("the same certificate as at the join")
         assert findings["membership"].result == "PASS"
         # Without the fingerprint an authority has to have signed it.
         with pytest.raises(ClientError, match=r"self-signed certificate"):
@@ -85,7 +85,7 @@ def test_the_command_line(config: CoordinatorConfig, tmp_path: Path) -> None:
         url, fingerprint = server.url, pin(config)
         lines = startup_message(config, url, Path("f.toml"), True, fingerprint)
         assert f"  --certificate {fingerprint}" in lines
-        assert any("phones need one of an authority" in line for line in lines)
+        assert any("phones need a certificate of an authority" in line for line in lines)
         written = ":".join(fingerprint[n : n + 2] for n in range(0, 64, 2)).upper()
         args = ("--token-file", token, "--state", "a", "--certificate", written)
         done = run("edgetailor-agent", "join", url, *map(str, args), cwd=tmp_path)

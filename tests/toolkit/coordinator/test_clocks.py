@@ -105,7 +105,9 @@ def test_a_board_waits_until_its_clock_is_set(
     assert text in first
     assert first.endswith("; trying again")
     # Waits are randomly longer or shorter, so the last request before 10 minutes may be the last.
-    assert re.fullmatch(r"Work that can be trusted comes again after (9|1\d) min \d+ s\.", last)
+    assert re.fullmatch(
+        r"The coordinator sends work that can be trusted again after (9|1\d) min \d+ s\.", last
+    )
     assert any(note and note.startswith(first[:40]) for note in notes)
 
 

@@ -44,7 +44,7 @@ def test_a_state_folder_in_use_or_of_another_fleet(tmp_path: Path) -> None:
     with refused("state.other-federation", key="training.masked") as error:
         Server(other, VectorModel(), Path("fleet.toml"))
     assert str(error.value) == (
-        f"{config.state} holds a federation with another `training.masked`, and this key cannot "
+        f"{config.state} contains a federation with another `training.masked`, and this key cannot "
         "change: set it back to false, or set another `state` folder."
     )
     for text, key, value in (

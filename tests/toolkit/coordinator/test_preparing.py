@@ -191,7 +191,7 @@ def an_agent_waits_for_the_start_and_joins_while_others_are_planned_for(
 def the_state_folder_is_used(folder: Path) -> None:
     (folder / "second.toml").write_text(FLEET.format(port=0))
     sentence = refusal(edgetailor("serve", "second.toml", cwd=folder))
-    assert "stop the coordinator that runs on it" in sentence
+    assert "first stop the coordinator that uses it" in sentence
 
 
 def a_device_that_is_planned_for_waits_for_the_plan(folder: Path, url: str) -> None:

@@ -203,7 +203,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
     ]
     assert [line for line in said if not line.startswith(("Fetching", "Sending"))] == [
         "Round 1: training",
-        "Round 1 closed before this device was done: its training is dropped.",
+        "Round 1 closed before this device had finished: its training is dropped.",
         "Round 2: training", "Round 2: the update was accepted.",
         "The last round is over; 1 update sent since this agent started.",
     ]  # fmt: skip
@@ -307,8 +307,8 @@ def test_a_submodel_that_does_not_fit_is_tried_once(
             round_loop.run(options(tmp_path), train=train, sleep=sleep)
         lines += [
             "Training slice:0.2 failed: slice:0.2 does not fit.",
-            "Told the coordinator. It has no smaller submodel for this device; trying again in the "
-            "next round.",
+            "Told the coordinator. There is no smaller submodel for this device; trying again in "
+            "the next round.",
         ]
     else:
         assert round_loop.run(options(tmp_path), train=train, sleep=sleep) == 3

@@ -66,7 +66,7 @@ def test_a_file_with_secure_sums(tmp_path: Path) -> None:
         ({"privacy": f"{NOISE}\nmost_samples = 50"}, "remove `most_samples`"),
         ({"privacy": NOISE, "submodel": "cp:2.0"}, "noise in factors"),
         ({"privacy": NOISE, "keys": "clients_per_round = 4"}, "a round asks 4 devices"),
-        ({"privacy": NOISE, "evaluation": "share = 0.2"}, "counts of devices get no noise"),
+        ({"privacy": NOISE, "evaluation": "share = 0.2"}, "counts from devices get no noise"),
         ({"privacy": "smallest_group = 2"}, "smallest_group"),
         ({"submodel": "auto"}, "whose devices get planned submodels"),
         ({"count": 4}, "a group of 4 devices"),

@@ -93,7 +93,7 @@ def test_the_round_starts_again_from_the_model_before_without_the_suspect(
         assert "model of round 1. The update of board-1 (machine 2) in round 2" in warning
         devices = {device.device: device for device in status.devices}
         assert devices["board-1"].state == LEFT_OUT
-        assert "'w' holds numbers up to 50" in str(devices["board-1"].note)
+        assert "'w' contains numbers up to 50" in str(devices["board-1"].note)
     with running(config, Bounded()) as server:  # it all survives a restart
         devices = {device.device: device for device in server.coordinator.status().devices}
         assert devices["board-1"].state == LEFT_OUT

@@ -223,7 +223,7 @@ def of_another_shape(model: Changing, _: Tensor) -> None:
         (at_random, "from samples, random numbers or averages"),
         (halved, "if self.training:"),
         (of_another_shape, "of another shape"),
-        (beside, "Register it as a buffer"),
+        (beside, "Register the tensor as a buffer"),
     ],
 )
 def test_other_changes_are_refused(change: Change, words: str) -> None:

@@ -163,7 +163,7 @@ def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
             np.array([0, 1, 2, 0]),
             "x must be float32 and y float32; they are float32 and int64. Classes are int64; ",
         ),
-        (Y * np.inf, "y holds a number that is not finite"),
+        (Y * np.inf, "y contains a number that is not finite"),
     ],
 )
 def test_numbers_that_do_not_fit(tmp_path: Path, y: np.ndarray, message: str) -> None:

@@ -29,7 +29,7 @@ def test_the_faster_runtime_is_named_with_its_memory() -> None:
     assert notes(full(), with_litert(full(0.75)), sliced()) == [
         "measured on the device, perhaps with another model: a batch of full takes 300.00 ms and "
         "105.0 MB with ai-edge-litert 2.1.0, 400.00 ms and 120.0 MB with onnxruntime 1.31.1; "
-        "`edgetailor export --format` chooses between them"
+        "`edgetailor export --format` chooses the runtime"
     ]
 
 

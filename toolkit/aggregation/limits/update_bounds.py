@@ -70,8 +70,8 @@ class Excess(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.tensor!r} holds numbers up to {self.held:.3g}; in the received model and the "
-            f"round's other updates they are up to {self.reference:.3g}"
+            f"{self.tensor!r} contains numbers up to {self.held:.3g}; in the received model and "
+            f"the round's other updates they are up to {self.reference:.3g}"
         )
 
 

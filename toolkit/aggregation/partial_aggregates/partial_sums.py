@@ -151,7 +151,7 @@ def check_sum(held: HeldSum, origin: str) -> None:
     sums, share = held.mean.sums[held.name], held.mean.share(held.name)
     if not bool((sums.total.abs() <= MOST).all()):  # false for nan
         raise UpdateError(
-            "{origin}: the sum of {tensor!r} holds nan, infinity or a number above {most:g}; "
+            "{origin}: the sum of {tensor!r} contains nan, infinity or a number above {most:g}; "
             "training diverged. Leave this partial aggregate out, and lower the learning rate.",
             code="partial.not-finite",
             tensor=held.name,

@@ -87,7 +87,7 @@ def refuse_statistics(submodel: Submodel) -> None:
     for entry in submodel.program.tensors:
         if entry.role == "buffer":
             raise InputError(
-                "Updates of {submodel} hold {tensor!r}, which is not a parameter. With "
+                "Updates of {submodel} contain {tensor!r}, which is not a parameter. With "
                 "differential privacy only parameters are averaged. For batch norms, set "
                 'batch_norm = "static" in [training]; or use a model without running statistics.',
                 code="privacy.statistics",

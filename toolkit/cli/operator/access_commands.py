@@ -146,9 +146,10 @@ def make_token(
 @federation_option
 @json_option
 def revoke_token(number: int, reason: str, federation: str | None, as_json: bool) -> None:
-    """Revoke a join token that was made.
+    """Revoke a join token that `make-token` made.
 
-    `edgetailor tokens` lists the numbers. Devices that have joined with it stay.
+    `edgetailor tokens` lists the numbers. Devices that have joined with the token stay
+    members.
     """
     client_of(federation).revoke_join_token(number, reason)
     say_done(f"Join token {number} is revoked.", as_json, number=number)

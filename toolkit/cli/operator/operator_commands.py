@@ -63,7 +63,8 @@ def login(url: str, token_file: Path, certificate: str | None) -> None:
 
     if url.startswith("http://") and not is_loopback(url):
         click.echo(
-            f"{url} is not encrypted: whoever reads the network gets the token. Better use https.",
+            f"{url} is not encrypted: anyone who can read the network traffic gets the token. Use "
+            "https instead.",
             err=True,
         )
     saved = Login(url=check_url(url), token=read_token(token_file), certificate=certificate)

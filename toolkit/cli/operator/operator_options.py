@@ -15,7 +15,8 @@ Answer = TypeVar("Answer")
 federation_option = click.option(
     "--federation",
     help="File or state folder of a federation that `edgetailor serve` runs on this machine, or "
-    "URL of a coordinator of `edgetailor login`. Default: the coordinator of the last login.",
+    "URL of a coordinator that `edgetailor login` saved. Default: the coordinator of the last "
+    "login.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

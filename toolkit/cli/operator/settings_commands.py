@@ -19,7 +19,7 @@ from toolkit.cli.operator.operator_options import (
 @click.option(
     "--carry",
     is_flag=True,
-    help="Also apply a new `model`: its tensors that fit by name and shape keep their numbers.",
+    help="Also apply a new `model`. Tensors that fit by name and shape keep their numbers.",
 )
 @click.option(
     "--reason",
@@ -34,10 +34,10 @@ def apply(
 
     The command shows the changes. They take effect from the next round on. FEDERATION is the file
     or the state folder of a federation that `edgetailor serve` runs on this machine, or the URL of
-    a coordinator of `edgetailor login`. The default is the coordinator of the last login. The
-    coordinator reads the file on its own machine. Changes that would result in a different model
-    are refused. --carry allows a new `model`, and says which tensors keep their numbers, wholly or
-    in part, and which begin with initial numbers.
+    a coordinator that `edgetailor login` saved. The default is the coordinator of the last login.
+    The coordinator reads the file on its own machine. Changes that would result in a different
+    model are refused. --carry allows a new `model`, and says which tensors keep their numbers,
+    wholly or in part, and which begin with initial numbers.
     """
     from toolkit.coordinator.federation_source import check_served
     from toolkit.coordinator.operation.messages import SettingsChanges

@@ -47,7 +47,7 @@ def show_inspections(
         print(filled(f"{output.output}{sizes_of}: {output.use}", console.width))
     if trained.without_gradient:
         still = ", ".join(trained.without_gradient)
-        print(filled(f"no gradient reaches, so these do not train: {still}", console.width))
+        print(filled(f"these get no gradient, so they do not train: {still}", console.width))
     for inspection in possible:
         if inspection.note:
             print(filled(f"note: {inspection.note}", console.width))

@@ -57,7 +57,7 @@ def _due(coordinator: Coordinator) -> Mapping[str, str]:
         if rounds and not paused and not store.registry.device(device).has_left:
             due[device] = (
                 f"{BY_JUDGE}: of its last {counted(len(sent), 'update')}, it {harm.text(rounds)}, "
-                f"those of the rounds {', '.join(map(str, rounds))}"
+                f"in the rounds {', '.join(map(str, rounds))}"
             )
     return due
 

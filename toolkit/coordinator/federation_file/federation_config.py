@@ -125,7 +125,9 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     @classmethod
     def _can_be_a_path(cls, path: Path | None) -> Path | None:
         if "\0" in str(path):
-            raise ValueError("a path holds no null byte; give the path of a file or folder")
+            raise ValueError(
+                "a path must not contain a null byte; give the path of a file or folder"
+            )
         return path
 
     @model_validator(mode="after")
@@ -192,15 +194,15 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
             ('mode = "async"', self.mode == "async", "one device may send several updates"),
             ("site = true", self.site, "a site sends sums without noise"),
             (f'rule = "{self.aggregation.rule}"', self.aggregation.rule != "mean",
-             "only a sum gets the right noise"),
+             "the noise is right only for a sum of updates"),
             ("quorum", self.quorum is not None,
-             "a device then decides whether another device counts"),
+             "one device could then decide whether the update of another device counts"),
             ("min_updates", self.min_updates is not None and self.clients_per_round is not None,
-             "a round that opens again asks other devices"),
+             "a round without enough updates opens again with other devices"),
             (f'selection = "{self.selection}"', self.selection != "uniform",
              "each device must be asked with the same probability"),
             ("share in [evaluation]", self.evaluation.share > 0,
-             "counts of devices get no noise"),
+             "counts from devices get no noise"),
         ):  # fmt: skip
             if breaks:
                 raise ValueError(
@@ -225,7 +227,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         if self.training.is_private and self.evaluation.share > 0:
             raise ValueError(
                 "`share` of [evaluation] cannot be combined with `sample_clip` of [training], "
-                "because counts of devices get no noise: remove one of them"
+                "because counts from devices get no noise: remove one of them"
             )
         return self
 
@@ -233,8 +235,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     def _committee_judges_all_updates(self) -> Self:
         if self.evaluation.committee is not None and self.mode == "async":
             raise ValueError(
-                '`committee` of [evaluation] needs mode = "sync": in asynchronous rounds, devices '
-                "have evaluated different models before"
+                '`committee` of [evaluation] needs mode = "sync": in asynchronous rounds, the '
+                "devices compare the new model with different earlier models"
             )
         for key, most in (
             ("count", self.places), ("quorum", self.quorum),

@@ -117,7 +117,8 @@ class RoundKeys(Table):
         elif isinstance(number, int) and number < (self.min_updates or 0):
             raise ValueError(
                 f"`clients_per_round` is {number}, but a round needs `min_updates` = "
-                f"{self.min_updates} updates to close: raise it, or lower `min_updates`"
+                f"{self.min_updates} updates to close: raise `clients_per_round`, or lower "
+                "`min_updates`"
             )
         return self
 

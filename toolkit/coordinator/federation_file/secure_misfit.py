@@ -15,7 +15,7 @@ def secure_misfit(config: Any) -> str | None:
     private = config.device_privacy is not None  # it sets `weights` and `factors` itself
     for key, breaks, why in (
         ('`mode = "async"`', config.mode == "async",
-         'a sum has updates of one model only: set mode = "sync"'),
+         'all updates of a sum must be of one model: set mode = "sync"'),
         ("`site = true`", config.site, "the sums of a site go to another server: remove it"),
         (f'rule = "{aggregation.rule}" of [aggregation]', aggregation.rule != "mean",
          "it compares single updates: remove it"),
@@ -25,16 +25,17 @@ def secure_misfit(config: Any) -> str | None:
         ('factors = "act" of [aggregation]', not private and aggregation.factors == "act",
          "it composes the tensors of single updates: remove it"),
         ("`committee` of [evaluation]", config.evaluation.committee is not None,
-         "the counts of single devices decide there, and a sum hides them: remove it"),
+         "a committee decides by the counts of single devices, which a sum hides: remove it"),
         ("`by_class` of [evaluation]", config.evaluation.by_class,
          "counts of classes are not in the sum: remove it"),
         ("`budget_s`", config.budget_s is not None,
-         "an update of few batches hides no other update in the sum: remove it"),
+         "an update of few batches does not hide other updates in the sum: remove it"),
         ("masked = true of [training]", training.masked,
          "devices then have different classes: remove it"),
         ('`selection = "data-size"`', config.selection == "data-size",
-         "nobody knows the samples of a device: use another selection"),
-        ("`keep_updates`", config.keep_updates > 0, "there are no updates to keep: remove it"),
+         "the coordinator does not learn how many samples a device has: use another selection"),
+        ("`keep_updates`", config.keep_updates > 0,
+         "the coordinator gets no single updates to keep: remove it"),
     ):  # fmt: skip
         if breaks:
             return f"{key}, because {why}"

@@ -208,7 +208,7 @@ def progress(
     "/problems",
     summary="Report that training fails",
     description="The device cannot train its submodel. If its kind has a fallback, the reply names "
-    "it and the first round that the device trains it in.",
+    "the fallback and the first round in which the device trains it.",
     openapi_extra=described(SubmodelFailure),
 )
 def problem(
@@ -238,8 +238,8 @@ def stopped(
 @router.post(
     "/secret",
     summary="Make a new secret",
-    description="For a device whose work has a challenge in `new_secret`. From then on its old "
-    "secret is void.",
+    description="For a device whose work has a challenge in `new_secret`. After this request, its "
+    "old secret is void.",
     status_code=204,
     responses=CONFLICT,
     openapi_extra=described(NewSecret),
@@ -278,8 +278,9 @@ def upload(round: int, sha256: Sha256, device: Caller, service: Service) -> Uplo
     "/rounds/{round}/tensors/{sha256}",
     summary="Send the tensors",
     description="The bytes of update.safetensors, whose SHA-256 is in the path. `Upload-Offset` "
-    "continues an upload that broke off: the body has the bytes after that offset. A device has "
-    "one upload at a time; the last request wins. The update counts once its update.json came.",
+    "continues an upload that broke off: the body has the bytes after that offset. A "
+    "device has one upload at a time; the last request wins. The update counts after "
+    "its update.json has come.",
     status_code=204,
     responses=CONFLICT | {413: {"model": Problem, "description": "More than the bundle needs"}},
     openapi_extra={

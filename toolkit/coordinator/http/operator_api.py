@@ -105,8 +105,9 @@ def device(device: str, service: Service) -> DeviceDetail:
 @router.post(
     "/devices/{device}/secret",
     summary="Ask a device for a new secret",
-    description="The device makes a new secret when it next asks for work. Then the old one is "
-    "void; without a new one, after `days`. Repeating the request changes nothing.",
+    description="The device makes a new secret when it next asks for work. Then the old secret is "
+    "void. If the device makes no new secret, the old secret is void after `days`. "
+    "Repeating the request changes nothing.",
     responses={409: {"model": Problem, "description": "The device has left the federation"}},
     openapi_extra=described(NewDeviceSecret),
 )
@@ -231,7 +232,7 @@ def close_round(round: int, order: Ordered, service: Service, who: Who) -> None:
 @router.post(
     "/rounds/{round}/deadline",
     summary="Move the deadline of the open round",
-    description="The round ends so many seconds from now, unless all updates come earlier.",
+    description="The round ends this many seconds from now, or earlier if all updates have come.",
     status_code=204,
     responses=_not_open,
     openapi_extra=described(NewDeadline),
@@ -344,8 +345,8 @@ def key_state(service: Service) -> KeyState:
     "/key",
     summary="Rotate the coordinator's key",
     description="A new key replaces the key with the fingerprint `key`. For `days`, devices and "
-    "join tokens that know the old key follow, because the old key signs the new one. Repeating "
-    "the request changes nothing.",
+    "join tokens that know the old key can change to the new key, because the old key "
+    "signs it. Repeating the request changes nothing.",
     responses={409: {"model": Problem, "description": "The coordinator has another key"}},
     openapi_extra=described(NewKey),
 )

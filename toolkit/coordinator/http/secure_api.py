@@ -111,8 +111,8 @@ def confirmation(
 @router.post(
     f"/{SUM_ROUTES[SecureUnmasking]}",
     summary="Give shares of secrets",
-    description="Shares with which the masks of the sum are removed: for each device of one secret "
-    "only.",
+    description="Shares that remove the masks of the sum. For each device, they are shares of only "
+    "one of its secrets.",
     status_code=204,
     responses=CONFLICT,
     openapi_extra=described(SecureUnmasking),

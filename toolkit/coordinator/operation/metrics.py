@@ -37,7 +37,11 @@ class _Figures(Collector):
             yield from self._devices()
         yield from self._quality()
         closed = self._state.closed_connections()
-        yield _counter("closed_connections", "Connections closed because of too many.", closed)
+        yield _counter(
+            "closed_connections",
+            "Connections that were closed because there were too many.",
+            closed,
+        )
         actions = self._state.store.operator_log.last()
         yield _counter("operator_actions", "Actions of the operator.", actions)
 

@@ -81,8 +81,8 @@ def _check_new(folder: Path) -> None:
         left.append(FILES)
     if left:
         raise InputError(
-            "{path} held a federation (it still has {left}), but {database} is missing or empty. "
-            "Nothing was changed. {remedy}",
+            "{path} contained a federation (it still has {left}), but {database} is missing or "
+            "empty. Nothing was changed. {remedy}",
             code="state.no-database",
             path=str(folder),
             left=", ".join(left),

@@ -22,7 +22,7 @@ class FolderLock:
         except BlockingIOError:
             os.close(handle)
             raise InputError(
-                "{path} is in use: stop the coordinator that runs on it first.",
+                "{path} is in use: first stop the coordinator that uses it.",
                 code="state.in-use",
                 path=str(folder),
             ) from None

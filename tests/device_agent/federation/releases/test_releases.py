@@ -74,7 +74,7 @@ def test_an_earlier_release_needs_the_order_to_go_back(tmp_path: Path) -> None:
     assert whole_release(tmp_path) == 2
     _, report = shelf.reports
     assert (report.number, report.taken, report.runs) == (1, False, 2)
-    assert "release 2, which is later" in report.reason
+    assert "already has the later release 2" in report.reason
 
 
 def changed_file(given: ReleaseOffer) -> ReleaseOffer:

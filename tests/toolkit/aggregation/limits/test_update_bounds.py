@@ -48,7 +48,7 @@ def test_one_beyond_the_limit_is_left_out_and_named(
     found = excesses(round_)["bad"]
     assert (found.tensor, left_out(round_)) == ("w", ["bad"])
     assert found.times == pytest.approx(times)
-    assert str(found).startswith("'w' holds numbers up to ")
+    assert str(found).startswith("'w' contains numbers up to ")
 
 
 def test_what_only_one_device_holds_may_have_the_scale_of_its_data() -> None:

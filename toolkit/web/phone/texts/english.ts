@@ -92,12 +92,16 @@ export const ENGLISH = {
    * means rounds without end. Then `size` is for each round.
    */
   estimate: (rounds: number, minutes: string, size: string) =>
-    `${rounds === 0 ? "Rounds without end, each" : rounds === 1 ? "One round" : `${rounds} rounds, each`} ` +
-    `of at most ${minutes} min.` +
+    (rounds === 0
+      ? "There is no last round. Each round takes"
+      : rounds === 1
+        ? "One round of"
+        : `${rounds} rounds, each of`) +
+    ` at most ${minutes} min.` +
     `${size === "" ? "" : ` About ${size} are received and sent in ${rounds === 0 ? "each round" : "total"}.`} ` +
     "Training uses the battery: keep this device on its charger.",
   leaves: {
-    numbers: "the trained numbers of its part of the model",
+    numbers: "the trained numbers of this device's part of the model",
     sums:
       "if the coordinator learns only sums: masked numbers instead of the trained numbers, the counts and the " +
       "errors. Also keys and encrypted parts of keys, with which only the sum can be read",
@@ -127,7 +131,8 @@ export const ENGLISH = {
     "them the model gets right, before and after its training, and sends these counts.",
   /** In a federation with secure sums. */
   onlySums: (fewest: number) =>
-    `The coordinator learns only the sum of the updates of at least ${fewest} devices, never the update of this device.`,
+    `The coordinator learns only the sum of the updates of at least ${fewest} devices, never the update of this ` +
+    "device.",
   leavesAddress: "as with every web page: the internet address of this device",
   workerFailed: "A part of this page could not be loaded. Reload the page.",
   tryingAgain: (seconds: number) => `Trying again in ${seconds} s.`,
@@ -165,7 +170,9 @@ export const ENGLISH = {
   minutesLeft: (minutes: number) =>
     minutes < 1 ? "Less than a minute left in this round." : `About ${minutes} min left in this round.`,
   allLeft: (minutes: number) =>
-    minutes < 1 ? "Less than a minute of training left in all rounds." : `About ${minutes} min of training left in all rounds.`,
+    minutes < 1
+      ? "Less than a minute of training left in all rounds."
+      : `About ${minutes} min of training left in all rounds.`,
   member: (name: string, part: string) => `This device is “${name}”. It trains ${part}.`,
   operatorNeeds: (id: string, submodel: string) => `Device ${id}, submodel ${submodel}`,
   /** The part that a device trains, by the family of its submodel. */
@@ -197,7 +204,7 @@ export const ENGLISH = {
   unreadable: (names: string[]) => `Left out, because this browser cannot read them: ${names.join(", ")}.`,
   twice: (names: string[]) => `Left out, because they are already chosen: ${names.join(", ")}.`,
   csvHelp: (columns: string, label: string, classes: string) =>
-    `First a line with the names of the columns, then a line for each point in time. Columns: ${columns}. ` +
+    `The first line names the columns. Each further line is one point in time. Columns: ${columns}. ` +
     `The column ${label} says what was measured${classes === "" ? "" : `: ${classes}`}.`,
   sent: (size: string) => `${size} sent since this page was opened`,
   sinceOpened: (minutes: string, down: string, up: string, battery: number | null) =>

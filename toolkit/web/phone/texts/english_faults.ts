@@ -26,12 +26,12 @@ const listed = (names: readonly string[]): string =>
 
 /** A device leaves a sum, because of something with which the coordinator could learn an update. */
 const unsafe = (why: string): string =>
-  `This device has left the secure sum of the round, because the coordinator broke a rule: ${why}. The update was not ` +
-  "revealed. If this happens again, ask the operator.";
+  `This device has left the secure sum of the round, because the coordinator broke a rule: ${why}. The update was ` +
+  "not revealed. If this happens again, ask the operator.";
 
 export const ENGLISH_FAULTS: Sentences = {
   "bundle.altered-file": ({ file }) =>
-    `The content of ${file} differs from what the coordinator announced. It was discarded.`,
+    `The content of ${file} differs from what the coordinator announced. The file was discarded.`,
   "bundle.altered-file/manifest": ({ file }) => `${file} is not the file that the manifest describes.`,
   "bundle.malformed": ({ where }) => `The coordinator sent work that this page cannot use (${where}).`,
   "bundle.malformed/version": ({ found, known }) =>
@@ -44,7 +44,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "bundle.unreadable-tensors": ({ file }) => `${file} is damaged: its numbers cannot be read.`,
   "bundle.unsafe-graph": ({ file, found, domain }) =>
     `${file} was not opened: the graph has ${UNSAFE[found]}${domain && ` '${domain}'`}. Exported graphs never have ` +
-    "this. Do not train this bundle; ask where it comes from.",
+    "this. Ask the operator where this file comes from.",
   "bundle.wrong-graph": ({ port, signature }) =>
     `The coordinator sent work that contradicts itself: “${port}” of ${signature} is only in the graph or ` +
     "only in the manifest.",
@@ -53,7 +53,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "client.away/silent": () => "The coordinator does not answer.",
   "client.away/status": ({ status }) => `The coordinator cannot be reached at the moment (HTTP ${status}).`,
   "client.away/preparing": () =>
-    "The coordinator is still preparing the federation. The first time this takes minutes.",
+    "The coordinator is still preparing the federation. The first time, this takes minutes.",
   "client.away/busy": () => "The coordinator is busy.",
   "client.not-a-coordinator": ({ origin }) => `${origin} did not answer like a coordinator.`,
   "client.not-a-coordinator/status": ({ origin, status }) =>
@@ -65,11 +65,12 @@ export const ENGLISH_FAULTS: Sentences = {
     `${name}: the label ${label} is outside the model's classes 0 to ${highest}.`,
   "data.missing": () => "This page has no data. Choose some.",
   "data.missing-array": ({ file }) =>
-    `${file} must hold the arrays x (examples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
+    `${file} must contain the arrays x (examples) and y (labels). Save it with numpy.savez(file, x=x, y=y).`,
   "data.missing-array/several": ({ name, arrays }) =>
-    `${name} must hold ${arrays.length === 1 ? "the array" : "the arrays"} ${listed(arrays)}. Save them with numpy.savez.`,
+    `${name} must contain ${arrays.length === 1 ? "the array" : "the arrays"} ${listed(arrays)}. Save them with ` +
+    "numpy.savez.",
   "data.missing-array/x": ({ file }) =>
-    `${file} must hold the array x with at least one example. Save it with numpy.savez(file, x=x).`,
+    `${file} must contain the array x with at least one example. Save it with numpy.savez(file, x=x).`,
   "data.missing-column": ({ file, column, columns }) =>
     `${file} has no column “${column}”. The first line must name the columns; it names ${listed(columns)}.`,
   "data.missing-column/several": ({ file, column, columns }) =>
@@ -88,7 +89,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "data.not-prepared": () => "This federation does not accept files of this kind.",
   "data.nothing-new": () => "This page has these files already: nothing was added.",
   "data.number-out-of-range": ({ name, sample }) =>
-    `${name}: example ${sample} (counted from 0) holds a number that the model cannot take. Correct or ` +
+    `${name}: example ${sample} (counted from 0) contains a number that the model cannot take. Correct or ` +
     "remove the example.",
   "data.other-form": ({ name }) =>
     `The examples in ${name} have another form than those on this page. Choose the file again, without keeping the ` +
@@ -115,7 +116,7 @@ export const ENGLISH_FAULTS: Sentences = {
     `${file} has a quotation mark (") that is not closed. Correct the file.`,
   "data.unreadable-file/picture": ({ file }) => `${file} is not a picture that this browser can read.`,
   "data.unreadable-file/large-picture": ({ file, width, height }) =>
-    `${file} has ${width} x ${height} points, too many for this page.`,
+    `${file} has ${width} x ${height} pixels, too many for this page.`,
   "data.wrong-shape/count": ({ name, samples, labels, least }) =>
     samples === labels
       ? `The model needs at least ${least} examples; ${name} has ${samples}.`
@@ -164,8 +165,8 @@ export const ENGLISH_FAULTS: Sentences = {
     "The coordinator has a new key, and this page can no longer change to it. Ask for a new link and join with it. " +
     "Also check the date of this device.",
   "trust.unclippable": () =>
-    "The change of this device cannot be clipped, because numbers that the coordinator sent are not finite or its group " +
-    "is too large. Nothing was sent. Ask the operator.",
+    "The change of this device cannot be clipped, because numbers that the coordinator sent are not finite, or " +
+    "because the group of devices is too large. Nothing was sent. Ask the operator.",
   "trust.less-noise": ({ promised, noise }) =>
     `At first, secure sums had the noise multiplier ${promised}. The coordinator now asks for a sum with ${noise}. ` +
     "Nothing was sent. Ask the operator. To agree, leave and join again.",
@@ -181,14 +182,14 @@ export const ENGLISH_FAULTS: Sentences = {
   "trust.other-key": () =>
     "This is not the coordinator of the link: its key is different. Ask for a new link.",
   "trust.single-figures": () =>
-    "The coordinator asks how good the model is on your examples, but the federation uses secure sums, which reveal no " +
-    "figure of a single device. Nothing was sent. To agree, leave and join again.",
+    "The coordinator asks how good the model is on your examples, but the federation uses secure sums, which reveal " +
+    "no figure of a single device. Nothing was sent. To agree, leave and join again.",
   "trust.unsafe-sum/altered-shares": ({ device }) =>
     unsafe(`the shares of ${device} were altered, or made for another group`),
   "trust.unsafe-sum/few-confirmations": ({ confirmed, needed }) =>
-    unsafe(`${confirmed} devices have confirmed the same sum, but ${needed} of the group are needed`),
+    unsafe(`only ${confirmed} devices of the group have confirmed the same sum, but ${needed} are needed`),
   "trust.unsafe-sum/few-shares": ({ held, needed }) =>
-    unsafe(`only ${held} devices hold shares of each other, but ${needed} are needed to remove the masks`),
+    unsafe(`only ${held} devices have shares of each other, but ${needed} are needed to remove the masks`),
   "trust.unsafe-sum/left-out": () => unsafe("the sum leaves out the update that this device has sent"),
   "trust.unsafe-sum/no-group": () => unsafe("it left out the list of the group"),
   "trust.unsafe-sum/no-update-yet": () =>
@@ -211,7 +212,7 @@ export const ENGLISH_FAULTS: Sentences = {
   "update.beyond-float16": ({ value }) =>
     `In float16, recorded activations can be at most 65,504, but one is ${value}. Check the data. If they ` +
     "are right, the coordinator needs a submodel without recording=float16.",
-  "update.diverged": () => "The training gave no usable numbers. The data may hold extreme numbers.",
+  "update.diverged": () => "The training gave no usable numbers. The data may contain extreme numbers.",
   "update.not-finite": ({ tensor }) =>
-    `The training gave no usable numbers in ${tensor}. The data may hold extreme numbers.`,
+    `The training gave no usable numbers in ${tensor}. The data may contain extreme numbers.`,
 };
