@@ -159,7 +159,7 @@ def check_operators(submodel: Submodel, format: Format = "onnx") -> None:
 
     An operator that cannot be trained may still be exported in a frozen layer. So if the model has
     an operator that may be impossible to export, the graphs are compiled, which shows the errors.
-    TFLite graphs always are, because no list says what TFLite lacks.
+    TFLite graphs are always compiled, because no list names the operators that TFLite lacks.
     """
     sources = (s.source for s in submodel.program.signatures if s.source is not None)
     if format == "tflite" or any(
@@ -185,7 +185,7 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
 
 
 LITTLE = 0.1
-"""A submodel gets a note if the share of the weights that it saves is smaller than this."""
+"""If a submodel saves less than this share of the weights, it gets a note."""
 
 
 def note(submodel: Submodel, full: Submodel) -> str:

@@ -92,7 +92,7 @@ class Attempts:
         """
         before = self.failures(submodel)
         known = Record(submodel=submodel, round=round_, failures=before)
-        # If the process is killed in the block, the boot id stays: see check_last.
+        # If the process is killed in the block, the boot id stays in the file: see check_last.
         self._write(replace(known, boot=self._boot()))
         try:
             yield

@@ -1,8 +1,8 @@
 """The devices of one attempt at a sum: who shares masks with whom, and how many shares are needed.
 
-The graph is that of SecAgg+ (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic
-Overhead", 2020): a device shares masks with some neighbours only. In a group of up to
-MOST_NEIGHBOURS + 1 devices all are neighbours.
+The graph of neighbours is that of SecAgg+ (Bell et al., "Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead", 2020): a device shares masks only with its neighbours. In a group of up
+to MOST_NEIGHBOURS + 1 devices, all devices are neighbours.
 """
 
 import base64
@@ -88,7 +88,7 @@ class SecureGroup:
 
     @property
     def confirmations(self) -> int:
-        """How many members must confirm the same list of devices before one of them unmasks."""
+        """How many members must confirm the same list of devices before a member unmasks."""
         return threshold(len(self.members))
 
     def is_enough(self, left: Collection[str], among: Collection[str]) -> bool:

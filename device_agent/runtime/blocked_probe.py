@@ -1,4 +1,6 @@
-"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions, and their block size.
+"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions.
+
+Also finds the block size.
 
 The block size is the number of channels in a block. The runtime's version and the processor's name
 do not tell this size reliably, and a graph with another block size gives wrong numbers without an

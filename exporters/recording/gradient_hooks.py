@@ -47,7 +47,7 @@ class GradientHooks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run `func`; of `register_hook`, watch the hook."""
+        """Run `func`. If it is `register_hook`, watch the hook."""
         if func is Tensor.register_hook and len(args) == 2:
             args = args[0], watched(args[1], source_lines.running_line())
         return func(*args, **(kwargs or {}))

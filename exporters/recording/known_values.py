@@ -2,7 +2,7 @@
 
 A model may keep a list of columns or a flag as a tensor, in an attribute or in a buffer of
 integers, and its Python code may branch on the values. `torch.export` does not know the values.
-Here they are computed beside the recording.
+Here the values are computed in parallel with the recording.
 """
 
 import re
@@ -28,7 +28,7 @@ FOLLOWED = (
     *("add", "sub", "mul", "eq", "ne", "gt", "lt", "ge", "le", "logical_not", "__invert__"),
     *("__add__", "__sub__", "__mul__", "__eq__", "__ne__", "__gt__", "__lt__", "__ge__", "__le__"),
 )
-"""Functions whose results are known if the tensors that they take are."""
+"""Functions whose results are known if the values of their tensors are known."""
 
 
 class KnownValues(TorchFunctionMode):
@@ -44,7 +44,7 @@ class KnownValues(TorchFunctionMode):
         self.number = ""
         self._following = True
         self._module = module
-        # Batch norms write their counters; models that write buffers are refused.
+        # Batch norms write their counters. Models that write other buffers are refused.
         self._buffers = {
             name: buffer.detach().clone()
             for name, buffer in module.named_buffers(remove_duplicate=False)
@@ -93,9 +93,9 @@ class KnownValues(TorchFunctionMode):
         return None
 
     def _forget(self, written: Tensor) -> None:
-        """Follow neither a buffer that is written nor what was read from buffers before.
+        """Forget the values of a written buffer, and all values that were read from buffers before.
 
-        Any other tensor may share its memory with each constant: then follow nothing.
+        If another tensor is written, follow nothing more: it may share memory with any constant.
         """
         names = [name for name in self._buffers if self._module.get_buffer(name) is written]
         self._following = bool(names)

@@ -128,7 +128,7 @@ def run_growth(
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)
-    # Alone, a signature shares no state with others: all of its inputs count here.
+    # A signature that is open alone shares no state, so all of its inputs count here.
     alone = SignatureMemory(inputs=inputs, outputs=outputs - over, state=0, kept=kept)
     return training_growth([alone], 0, runtime.session_bytes)
 

@@ -225,8 +225,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Time and memory of one bundle on one machine.
 
     `structure` is the SHA-256 of the bundle's signatures and tensor table. It is the same in all
-    rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601.
-    `energy` is that of the whole measurement or training; None if the machine does not report it.
+    rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601. `energy`
+    was used in the whole measurement or training; None if the machine does not report it.
     """
 
     version: int = PROFILE_VERSION

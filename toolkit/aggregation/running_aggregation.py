@@ -181,7 +181,8 @@ class Aggregation:
         Args:
             tensors: The aggregated tensors.
             moved: The kept factors that `tensors` were composed of, by submodel. Other factors are
-                fitted to the new tensors. After a step of a server optimizer, all factors are.
+                fitted to the new tensors. After a step of a server optimizer, all factors are
+                fitted.
         """
         moments = self.model.moments
         if self.policy.server_optimizer is not None:

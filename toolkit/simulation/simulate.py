@@ -85,8 +85,8 @@ def simulate(
     same, bit for bit, as without the interruption. The result does not depend on `workers` or
     `engine`.
 
-    With workers, a script needs `if __name__ == "__main__":` around this call, because the workers
-    import the script.
+    If `workers` is above 1, a script needs `if __name__ == "__main__":` around this call, because
+    the workers import the script.
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.

@@ -145,7 +145,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         origin: Where the data come from, for messages.
 
     Raises:
-        InputError: If it is not a safetensors file, has a number that is not finite, or has
+        InputError: If `data` is not a safetensors file, has a number that is not finite, or has
             different values under two names of one tensor.
     """
     try:

@@ -40,7 +40,8 @@ class Work:
     published; the signature does not cover this field.
 
     The first round opens when `expected` devices have joined; `joined` is their number so far.
-    Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
+    Later, `expected` and `joined` are 0. `issued` is the coordinator's time when it signed the
+    work, in seconds since
     1970. `signature` is the coordinator's signature of `signed_work.work_text`: raw Ed25519 in
     base64. A device that waits asks again after `ask_again_s` seconds; with 0 the device chooses
     the time. `inputs` summarises the coordinator's own samples. A device that gets `inputs` sends a

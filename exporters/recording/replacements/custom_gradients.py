@@ -32,7 +32,7 @@ apply = FunctionType(
 
 
 class Context:
-    """Holds what `forward` saves for `backward`."""
+    """Stores the tensors that `forward` saves for `backward`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -51,7 +51,7 @@ class Context:
 class Replacing(Function):
     """Holds the code that replaces the code of `Function.apply`.
 
-    Python requires that both codes read the variable `__class__`.
+    Python requires that both code objects read the variable `__class__`.
     """
 
     @classmethod
