@@ -1,4 +1,4 @@
-"""Masks for SecAgg+ from seeds so long that nobody can try all of them.
+"""Masks for SecAgg+ from long seeds, so that nobody can try all seeds.
 
 Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share) and draws
 from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). An attacker who tries all
