@@ -100,7 +100,7 @@ class Port(Struct, frozen=True, kw_only=True):
     older agents refuse fields that they do not know.
 
     `range` is the range of the numbers in random samples. If the numbers are standard normal,
-    `range` is left out for the same reason.
+    `range` is left out, because older agents refuse unknown fields.
     """
 
     name: str

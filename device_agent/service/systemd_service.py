@@ -80,7 +80,7 @@ def unit_text(options: RunOptions, service: Service, version: int) -> str:
         "[Service]",
         # With `exec` the service counts as started when the program runs. With `notify`, systemd
         # would wait for Python and delay the boot. On a small board it would end the agent after 90
-        # s.
+        # seconds.
         "Type=exec",
         "NotifyAccess=main",
         f"ExecStart={quoted(sys.executable)} -m device_agent.cli run --config "

@@ -43,7 +43,7 @@ WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvT
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TAKEN = frozenset({*dir(GraphModule(nn.Module(), Graph()))} - {*dir(nn.Module())})
 """The attributes of recorded graphs that modules do not have, such as `code` and `graph`. Modules
-or tensors of a model with these names would be hidden in its recording."""
+or tensors of a model with these names would hide the attributes of its recording."""
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
 
 

@@ -30,8 +30,8 @@ UNJUDGED = "the committee could not judge the new model"
 """The reason why the updates of a round were left out begins with this text, or with REJECTED."""
 REJECTED = "the committee has rejected the new model"
 DISAGREES = "it points against the other updates, and"
-"""The reason for leaving out such an update begins with this text: the committee has accepted the
-model without the update."""
+"""If the committee accepts a model without an update, the reason for leaving out this update begins
+with this text."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ ALL_HERE_S = 10.0
 """A round waits this long for the devices of the over-selection. By then every device that waits
 has asked once."""
 FEW_HERE_S = 60.0
-"""A round with fewer eligible devices than its goal opens after this time, if there are at least
-`min_updates`."""
+"""A round with fewer eligible devices than its goal opens after this time, if it can still get the
+fewest updates that it needs."""
 
 
 class DeviceSelection:
