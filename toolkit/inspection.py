@@ -99,12 +99,13 @@ def inspect(
     Args:
         model: The whole model.
         sample_shape: Shape of one sample, without the batch.
-        specs: The submodels.
-        batch: Samples in a batch.
+        specs: The specs of the submodels, for example `["full", "low-rank:0.25"]`.
+        batch: Samples in a batch; the sizes are for one batch.
         loss: The loss that the model is trained with, as in `TrainingConfig`.
 
     Returns:
-        The sizes, in the order of `specs`.
+        The sizes of each submodel, in the order of `specs`: `params`, `activations`, `macs`,
+        `capacity` and `bytes`, and the form of each layer.
 
     Raises:
         SpecError: A spec is wrong, or not possible for this model.

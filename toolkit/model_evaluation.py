@@ -70,7 +70,8 @@ def evaluate(
         loss: The loss that the model was trained with.
 
     Returns:
-        Accuracy, loss and errors, and figures of each class.
+        The evaluation: `accuracy` (from 0 to 1; None for a regression), the mean `loss`, and counts
+        of each class. A regression has `rmse` and `mae`.
 
     Raises:
         ModelError: If the model cannot take the samples, or the loss does not fit its output.

@@ -77,12 +77,12 @@ class Federation:
 
     Args:
         model_reference: `package.module:function` that returns the model.
-        input_shape: The shape of one sample.
+        input_shape: The shape of one sample, without the batch.
         training: How devices train.
         weights_file: The model's first weights. Default: the weights that it is built with.
         seed: The seed that the model is built with.
         policy: The weights of updates and how far the model moves in a round.
-        strategy: Replaces the weighted mean; see `aggregate`.
+        strategy: A function that replaces the weighted mean; see `aggregate`.
         statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
             Without them the statistics come from the samples of `evaluate`, which makes the model
             look better than it is.

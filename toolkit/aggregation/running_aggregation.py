@@ -103,7 +103,10 @@ class Aggregation:
         group.add(as_tensors(arrays), weight, record.classes, self.shapes)
 
     def merge(self, other: "Aggregation") -> None:
-        """Add all updates of `other`, which has the same model and policy."""
+        """Add all updates of `other`, which has the same model and policy.
+
+        Raises UpdateError if updates of one submodel hold different tensors.
+        """
         self.mean.merge(other.mean)
         self.trained |= other.trained
         self.counters.merge(other.counters)
@@ -150,7 +153,10 @@ class Aggregation:
             self._add_group(key, group, group.table)
 
     def result(self) -> GlobalModel:
-        """The next global model. The aggregation cannot be used afterwards."""
+        """The next global model. The aggregation cannot be used afterwards.
+
+        Raises UpdateError if no update was added, or if a number is too large for float32.
+        """
         moved = self.moved_factors()
         for key, factors in moved.items():
             group = self.factors[key]

@@ -108,7 +108,8 @@ def simulate(
         progress: Called before the rounds with the name of each stage when it begins.
 
     Returns:
-        The result of each round.
+        The result of each round, with `accuracy`, `loss`, `clients` and the other keys of
+        `history.jsonl`.
 
     Raises:
         InputError: The file is wrong, `out` has other files, the engine is unknown, its package is

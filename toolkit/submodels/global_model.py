@@ -103,7 +103,7 @@ class GlobalModel:
         return hashlib.sha256(self.save()).hexdigest()
 
     def load_into(self, model: nn.Module) -> None:
-        """Copy the tensors into `model`, which must have the same names and shapes."""
+        """Copy the tensors into `model`. PyTorch raises RuntimeError if names or shapes differ."""
         model.load_state_dict(self.state_dict())
 
     def lend_to(self, model: nn.Module) -> None:
