@@ -92,7 +92,7 @@ def checked_settings(config: CoordinatorConfig) -> str:
         "mode": config.mode,
         "training": asdict(config.training),
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
-        # With another share, devices would judge models on samples that were already trained on.
+        # With a larger share, devices would judge models on samples that were trained on before.
         # Later models would look too good.
         "evaluation": {"share": config.evaluation.share} if config.evaluation.share else None,
         # One budget covers all rounds.

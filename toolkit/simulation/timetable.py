@@ -175,6 +175,6 @@ class Timetable:
 def timetable_of(config: SimulationConfig, attendance: Attendance) -> Timetable:
     """The timetable of a file with `mode = "async"`. All clients have the times of `attendance`."""
     specs, buffer_size = config.specs(), config.buffer_size
-    assert buffer_size is not None  # the file refuses this mode without `attendance`
+    assert buffer_size is not None  # the file refuses this mode without `buffer_size`
     concurrency = max(1, round(config.simulation.participation * len(specs)))
     return Timetable(attendance, specs, concurrency, buffer_size, config.oldest)

@@ -45,8 +45,7 @@ def eliminated(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def inverse(func: Computes, input: Tensor) -> Any:
     """`torch.linalg.inv`.
 
-    The last step is a step of Newton's method. Its gradient is the gradient of the inverse Y: dY =
-    -Y dA Y.
+    The last step is one step of Newton's method, with the gradient of the inverse Y: dY = -Y dA Y.
     """
     if not is_small(input):
         return func(input)

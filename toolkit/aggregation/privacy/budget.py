@@ -84,11 +84,10 @@ class RoundNoise(NamedTuple):
 class PrivacyPlan:
     """How each round of a federation is kept private, and its budget.
 
-    With a `quantile`, `clip` is the clip of the first round. Later the clip follows the quantile of
-    the norms (Andrew et al. 2021): after each round it is multiplied by exp(-CLIP_RATE (b -
-    quantile)), where b is the noised share of the changes within the clip. The share b and the sum
-    of the changes have separate noise. Together they cost as much as one sum with the noise
-    multiplier z.
+    With a `quantile`, `clip` is the clip of the first round. Later it follows the quantile of the
+    norms (Andrew et al. 2021). After each round it is multiplied by exp(-CLIP_RATE (b - quantile)),
+    where b is the noised share of the changes within the clip. The share b and the sum of the
+    changes have separate noise. Together they cost as much as one sum with the noise multiplier z.
     """
 
     clip: float

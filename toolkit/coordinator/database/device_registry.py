@@ -18,7 +18,7 @@ DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"
 USED_UP = "join.used-up-token"
 MOST_LEFT = 20
-"""The most listed devices of a kind that have left without an update."""
+"""The most devices of a kind that stay listed although they left without an update."""
 Plan = Callable[[str], str | None]
 """Kind of a new device -> its submodel; None if the kind names one."""
 Group = tuple[str, str | None, int | None]

@@ -84,7 +84,7 @@ class Membership(DeviceSecrets):
         with self.lock:
             if not self.store.used_joins.take(signed, now, VALID_S):
                 raise used_join()
-            self._check_not_banned(request.public_key)  # banned after the plan was made
+            self._check_not_banned(request.public_key)  # a ban may be newer than the plan
             with self._saying_if_finished():
                 device, secret = self.store.registry.enrol(
                     token,
