@@ -254,8 +254,8 @@ class DeviceState(StateFolder):
     def use_up_update(self, round_: int) -> None:
         """Remove and count the update: it is now sent behind masks, and must never be sent again.
 
-        If one update were in two sums over different devices, the difference of the sums would
-        reveal the updates of the devices that are in only one of the sums.
+        Suppose that one update were in two sums over different devices. The difference of the sums
+        would reveal the updates of the devices that are in only one sum.
         """
         write_file(self._secure, f"{round_} {self.masked_updates(round_) + 1}\n".encode())
         shutil.rmtree(self.update)

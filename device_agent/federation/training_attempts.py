@@ -84,8 +84,8 @@ class Attempts:
     def attempt(self, submodel: str, round_: int) -> Iterator[None]:
         """Record a training of `submodel` that runs inside the block.
 
-        Only failures of the submodel itself count. The count does not change if the user interrupts
-        the training, if a signal such as SIGTERM ends it, or if an error of another kind ends it.
+        Only failures of the submodel itself count. The count does not change if the user, a signal
+        such as SIGTERM or an error of another kind ends the training.
 
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.

@@ -29,10 +29,10 @@ def threshold(holders: int) -> int:
     """How many of the `holders` of shares are needed to restore the secret: three fifths.
 
     The threshold must be more than half. An honest device gives a share of only one of the two
-    secrets of a device, so with more than half, a coordinator that says different things to
-    different devices cannot collect both (Bonawitz et al. 2017, section 6.2). With three fifths,
-    this holds until a fifth of the holders work for the coordinator. Up to two fifths of a group
-    may be lost after its keys have come.
+    secrets of a device. So if more than half is needed, a coordinator cannot collect both secrets
+    by telling devices different things (Bonawitz et al. 2017, section 6.2). With three fifths, this
+    holds until a fifth of the holders work for the coordinator. Up to two fifths of a group may be
+    lost after its keys have come.
 
     Examples:
         >>> [threshold(holders) for holders in (3, 4, 5, 10, 30)]

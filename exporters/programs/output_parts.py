@@ -49,8 +49,8 @@ def random_labels(
 ) -> Tensor:
     """Random packed labels: classes, and numbers from 0 to 1.
 
-    With `with_ends`, a quarter of the numbers is 0 and a quarter is 1, because some losses compare
-    labels with 0 and 1 to find the places of objects. Other losses are not finite for 0 and 1.
+    With `with_ends`, a quarter of the numbers is 0 and a quarter is 1. Some losses compare labels
+    with 0 and 1 to find the places of objects; other losses are not finite for 0 and 1.
     """
 
     def numbers(shape: tuple[int, int]) -> Tensor:

@@ -1,7 +1,7 @@
 """Detects hooks with which a model's own code changes gradients. A recording leaves out hooks.
 
-Hooks and the backward passes of a model's own functions may loop until a value is small, and such a
-loop may have no end for random numbers. So the values that they read are counted.
+Hooks and the backward passes of a model's own functions may loop until a value is small. With
+random numbers, such a loop may have no end. So the reads of values are counted.
 """
 
 from collections.abc import Callable

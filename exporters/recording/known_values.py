@@ -1,8 +1,8 @@
 """Reads the values of tensors that samples do not change, while a model is recorded.
 
 A model may keep a list of columns or a flag as a tensor, in an attribute or in a buffer of
-integers, and its Python code may branch on the values. `torch.export` does not know the values.
-Here the values are computed in parallel with the recording.
+integers. Its Python code may branch on the values. `torch.export` does not know the values. Here
+the values are computed in parallel with the recording.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a model returns: one tensor, or several outputs that a recording packs into one."""
+"""The outputs of a model: one tensor, or several outputs that a recording packs into one."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -133,8 +133,8 @@ SINGLE = OutputForm(())
 def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) -> OutputForm:
     """Find the outputs in the value that a model returns for a batch of `rows` samples.
 
-    Outputs in which the batch is not the first axis are left out, unless there is no other output
-    with a batch, or a loss of the user's own takes everything that the model returns.
+    Outputs in which the batch is not the first axis are left out. They are kept in two cases: no
+    other output has a batch, or the user's own loss takes everything that the model returns.
 
     Examples:
         >>> x = torch.zeros(5, 3)

@@ -87,7 +87,7 @@ class SignatureMemory:
     """Bytes of one open signature.
 
     `inputs` and `outputs` of one run; `state` is the part of `inputs` that is device state. `kept`
-    is what its session keeps in addition: arena, nodes, further copies of inputs and outputs.
+    has the additional bytes of its session: arena, nodes, further copies of inputs and outputs.
     """
 
     inputs: int

@@ -123,9 +123,9 @@ class Phase(Struct, frozen=True, kw_only=True):
     - `evaluate`: evaluates one batch.
 
     `name` is the signature, or the names of all signatures. `cold_start_s` is the time from the
-    start of the process until the sessions are ready, `first_s` the time of the first run, `steady`
-    the times after the warm-up. `predicted_bytes` is the prediction of the manifest for
-    `above_idle_bytes`.
+    start of the process until the sessions are ready. `first_s` is the time of the first run, and
+    `steady` has the times after the warm-up. `predicted_bytes` is the prediction of the manifest
+    for `above_idle_bytes`.
     """
 
     name: Text

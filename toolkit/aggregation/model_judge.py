@@ -39,8 +39,8 @@ PROGRESS = 0.3
 """Without the updates that are left out, the loss must fall further than with them, by at least
 this share."""
 LEAST = 0.003
-"""The loss must also fall further by at least this share of the loss before the round, because the
-loss of a trained model hardly falls any more."""
+"""The loss must also fall further by at least this share of the loss before the round. This matters
+for a trained model, whose loss hardly falls any more."""
 ERRORS = 3.0
 """The mean difference of two losses must be at least this many standard errors."""
 MOST = 0.4
@@ -225,8 +225,8 @@ def is_better(one: Judged, other: Judged, before: float) -> bool:
 def standard_errors(one: Judged, other: Judged) -> float:
     """How many standard errors the loss of `one` is below that of `other`, in a paired test.
 
-    With the differences d_i of the sums over k groups of n_i labels, and their mean m per label,
-    the standard error is sqrt(k / (k - 1) sum_i (d_i - m n_i)^2) / sum_i n_i. The result is 0 if
+    Let d_i be the differences of the sums over k groups of n_i labels, and m their mean per label.
+    The standard error is sqrt(k / (k - 1) sum_i (d_i - m n_i)^2) / sum_i n_i. The result is 0 if
     there are fewer than two groups, or if the groups are not known.
     """
     if one.groups is None or other.groups is None or len(one.groups) < 2:

@@ -239,8 +239,8 @@ class Aggregation:
         """Return (1 - beta) * old + beta * mean (TDPFed, above eq. 22), and drop the mean.
 
         Statistics never move beyond the mean, because a variance could become negative. Batch
-        norm's statistics are known by name, whatever role an update gives them. Another tensor is a
-        statistic if no update lists it as a parameter.
+        norm's statistics are recognised by name, even if an update gives them another role. Another
+        tensor is a statistic if no update lists it as a parameter.
         """
         old = self.model.tensors[name]
         statistic = is_statistic(name) or name not in self.trained

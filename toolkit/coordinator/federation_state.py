@@ -52,7 +52,7 @@ class FederationState:
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
             are still being made.
-        preparations: What is being prepared now, by task.
+        preparations: The present preparations, by task.
         earlier_bundles: The bundles of earlier asynchronous rounds that devices may still train, by
             round, then by submodel.
         activity: The last known activity of each device.

@@ -17,8 +17,8 @@ T = TypeVar("T")
 def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
     """Call `ask` with the present secret of `identity`; if it is unknown, with the next secret.
 
-    The coordinator does not know the present secret if the device was killed after it sent the hash
-    of the next secret, but before the next secret became the present one.
+    A device first sends the hash of its next secret, and then makes this secret the present one. If
+    it is killed in between, the coordinator no longer knows the present secret.
     """
     try:
         return ask(identity)

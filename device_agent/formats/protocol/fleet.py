@@ -206,8 +206,8 @@ class SpentPrivacy:
     The models are (`epsilon`, `delta`)-differentially private for each device. `budget` is the
     largest epsilon; None without a limit. Each device was asked with the `probability`. The noise
     in the sum of the changes has the standard deviation `noise_multiplier` * `clip`. If `clip`
-    follows a quantile, the noise is a little larger, and `within` is the noised share of the
-    round's devices whose change was not above `clip`.
+    follows a quantile, the noise is a little larger. Then `within` is the noised share of the
+    round's devices with a change of at most `clip`.
     """
 
     epsilon: float
@@ -235,7 +235,7 @@ class RoundResult:
     was not used. `limited` states by device what was limited in an update. If the round selected
     its devices, `asked` is their number. `changes` are the settings that changed before this round,
     like "training.epochs: 1 -> 2". In asynchronous rounds, `staleness` says how many of the updates
-    had the staleness 0, 1, 2 and so on. With differential privacy, `privacy` is what was spent.
+    had the staleness 0, 1, 2 and so on. With differential privacy, `privacy` is the spent budget.
     """
 
     round: int

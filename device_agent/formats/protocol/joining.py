@@ -1,4 +1,4 @@
-"""What a device learns about a federation before it joins, and how it joins."""
+"""Messages for joining: the description of a federation, and the join itself."""
 
 import hashlib
 from dataclasses import dataclass, field

@@ -2,8 +2,9 @@
 
 Contrastive losses such as SimCLR's compare each sample with all others, and leave out the diagonal:
 `similarity[~torch.eye(n, dtype=torch.bool)].view(n, -1)`. Here the mask is computed for some batch
-sizes, in parallel with the recording. If each of its n rows selects the same number of elements,
-and this number is a n + b, then the selection is a matrix whose sizes a recording knows.
+sizes, in parallel with the recording. Suppose that each of its n rows selects the same number of
+elements, and that this number is a n + b. Then the selection is a matrix with sizes that a
+recording knows.
 """
 
 from collections.abc import Callable

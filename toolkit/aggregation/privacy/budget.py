@@ -1,9 +1,10 @@
 """The cost of rounds in a privacy budget, by the accountant of Google's `dp-accounting`.
 
-Each device takes part in a round with the probability q, independently of the others, and the noise
-has z times the standard deviation of the largest change. This is the Gaussian mechanism with
-Poisson sampling, composed over the rounds (Renyi differential privacy: Mironov, Talwar and Zhang
-2019). Two federations are neighbours if the changes of one device are zero in one of them.
+Each device takes part in a round with the probability q, independently of other devices. The
+standard deviation of the noise is z times the largest norm of a change. This is the Gaussian
+mechanism with Poisson sampling, composed over the rounds (Renyi differential privacy: Mironov,
+Talwar and Zhang 2019). Two federations are neighbours if the changes of one device are zero in one
+of them.
 """
 
 import logging
