@@ -12,6 +12,6 @@ import os
 
 __version__ = "0.2.0"
 """The version of EdgeTailor, which the build reads here."""
-# From version 1.29, onnxruntime sends Microsoft reports about models and devices, unless this is
-# set before the import.
+# From version 1.29, onnxruntime sends Microsoft reports about models and devices, unless this
+# variable is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

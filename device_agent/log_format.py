@@ -30,7 +30,7 @@ STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 Write = Callable[[str], None]
 Field = str | int | float | bool
 REQUEST: ContextVar[str | None] = ContextVar("REQUEST", default=None)
-"""The id of the HTTP request that the code works for, which the JSON log adds to a message."""
+"""The id of the HTTP request that is being handled; the JSON log adds it to messages."""
 
 
 def fields(**values: Field) -> dict[str, dict[str, Field]]:

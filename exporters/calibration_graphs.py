@@ -68,7 +68,7 @@ def tensor(name: str, axes: int) -> onnx.ValueInfoProto:
 
 
 def node(kind: str, operator: str, inputs: str, output: str, **attributes: Any) -> NodeProto:
-    """One node; `inputs` are names separated by blanks."""
+    """One node; `inputs` are names separated by spaces."""
     return helper.make_node(operator, inputs.split(), [output], name=kind, **attributes)
 
 

@@ -284,7 +284,7 @@ def verified_graphs(
     store = default_cache() if cache else None
     if program.output is None or format == "onnx":
         units = compile_units(program, report, format, store)
-    else:  # its weights are in the graph, so no other export has the same
+    else:  # the graph holds the weights, so no other export can reuse it
         units = [GraphUnit(program, None, lower(program, report, format, values), reused=False)]
     compiled = {name: graph for unit in units for name, graph in unit.graphs.items()}
     graphs = with_constants(program, with_forms(program, compiled, store), values)

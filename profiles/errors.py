@@ -132,7 +132,7 @@ class UnstableError(EdgeTailorError):
 
 
 class RegressionError(EdgeTailorError):
-    """A figure that became slower or larger than allowed."""
+    """A measured time or size grew by more than allowed."""
 
     exit_code = 8
 

@@ -14,10 +14,10 @@ class MalformedError(msgspec.DecodeError):
 
 
 def build_decoders(types: Iterable[type]) -> None:
-    """Let msgspec build what decoding each of `types` needs. Call this before threads decode them.
+    """Let msgspec build the decoder of each of `types`. Call this before threads decode them.
 
     If two threads decode a type for the first time at once, msgspec 0.22 crashes the process: the
-    second thread reads the description of the type that the first is still filling.
+    second thread reads the description of the type while the first thread is still filling it.
     """
     for kind in types:
         msgspec.json.Decoder(kind)
@@ -25,7 +25,7 @@ def build_decoders(types: Iterable[type]) -> None:
 
 def decode_json(data: bytes | str, type: type[T]) -> T:
     """Decode `data` as `type`. Raises MalformedError."""
-    # msgspec passes on two errors that are not its own.
+    # msgspec lets two errors of other libraries through.
     try:
         return msgspec.json.decode(data, type=type)
     except UnicodeDecodeError:

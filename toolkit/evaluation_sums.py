@@ -17,7 +17,7 @@ from exporters.programs.training.losses import Objective
 logger = logging.getLogger(__name__)
 
 GROUPS = 100
-"""About how many groups of samples have losses of their own: enough for a standard error."""
+"""The approximate number of groups of samples with separate losses: enough for a standard error."""
 
 
 @dataclass(frozen=True)

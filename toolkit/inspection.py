@@ -99,12 +99,13 @@ def inspect(
     Args:
         model: The whole model.
         sample_shape: Shape of one sample, without the batch.
-        specs: The submodels.
-        batch: Samples in a batch.
+        specs: The specs of the submodels, for example `["full", "low-rank:0.25"]`.
+        batch: Samples in a batch; the sizes are for one batch.
         loss: The loss that the model is trained with, as in `TrainingConfig`.
 
     Returns:
-        The sizes, in the order of `specs`.
+        The sizes of each submodel, in the order of `specs`: `params`, `activations`, `macs`,
+        `capacity` and `bytes`, and the form of each layer.
 
     Raises:
         SpecError: A spec is wrong, or not possible for this model.
@@ -159,7 +160,7 @@ def check_operators(submodel: Submodel, format: Format = "onnx") -> None:
 
     An operator that cannot be trained may still be exported in a frozen layer. So if the model has
     an operator that may be impossible to export, the graphs are compiled, which shows the errors.
-    TFLite graphs always are, because no list says what TFLite lacks.
+    TFLite graphs are always compiled, because no list names the operators that TFLite lacks.
     """
     sources = (s.source for s in submodel.program.signatures if s.source is not None)
     if format == "tflite" or any(
@@ -185,7 +186,7 @@ def describe(submodel: Submodel, full: Submodel) -> Inspection:
 
 
 LITTLE = 0.1
-"""A submodel gets a note if the share of the weights that it saves is smaller than this."""
+"""If a submodel saves less than this share of the weights, it gets a note."""
 
 
 def note(submodel: Submodel, full: Submodel) -> str:

@@ -96,7 +96,7 @@ def _own(figures: Measured, prefix: str) -> dict[str, float]:
 def _only_new(
     write: Callable[[int, Mapping[str, float]], None], known: set[tuple[str, int]]
 ) -> Log:
-    """Pass the figures of a round to `write` that are not `known`, and add them."""
+    """Pass the figures of a round that are not yet `known` to `write`, and add them to `known`."""
 
     def log(logged: Logged) -> None:
         step = logged.round

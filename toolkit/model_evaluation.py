@@ -43,7 +43,7 @@ CHUNK = 256
 PROBE = 13
 """The number of samples on which a model runs first, to find out which outputs it returns."""
 NEEDS_GRADIENTS = "does not require grad"
-"""PyTorch's words if a model's own code computes gradients, but none are followed."""
+"""Part of PyTorch's error if a model's own code computes gradients while they are disabled."""
 GRADIENT = 500
 """About how many samples are enough for a gradient of the loss, or to train on them."""
 NUMBERS = 1 << 24
@@ -70,7 +70,8 @@ def evaluate(
         loss: The loss that the model was trained with.
 
     Returns:
-        Accuracy, loss and errors, and figures of each class.
+        The evaluation: `accuracy` (from 0 to 1; None for a regression), the mean `loss`, and counts
+        of each class. A regression has `rmse` and `mae`.
 
     Raises:
         ModelError: If the model cannot take the samples, or the loss does not fit its output.
@@ -230,9 +231,9 @@ def trained_change(
     learning_rate: float,
     momentum: float,
 ) -> dict[str, torch.Tensor]:
-    """How one epoch of SGD on samples changes the parameters of `module`, which stays as it is.
+    """Compute how one epoch of SGD would change the parameters of `module`, without changing them.
 
-    Like `loss_gradient`, it uses about GRADIENT samples at most. Their order is always the same.
+    At most about GRADIENT samples are used, as by `loss_gradient`. Their order is always the same.
 
     Returns:
         The changes by the name of a parameter. Empty if they cannot be computed, or if a number is
@@ -376,7 +377,8 @@ def _outputs(module: nn.Module, x: torch.Tensor, loss: Loss) -> OutputForm:
     some = x[:1]
     returned = _run(module, some)
     if len(list(named_values(returned))) > 1 or getattr(returned, "shape", some.shape)[:1] != (1,):
-        # More samples than a recurrent layer's state has layers, whose axis is then no batch.
+        # Use more samples than a recurrent layer's state has layers: then the axis of layers cannot
+        # be taken for the batch.
         some = x[:PROBE] if len(x) >= PROBE else x[torch.arange(PROBE) % len(x)]
         returned = _run(module, some)
     outputs = output_form(returned, len(some), is_own(loss))

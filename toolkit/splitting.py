@@ -20,7 +20,7 @@ from toolkit.submodels.spec_form import recomputed
 from toolkit.submodels.submodel import SplitRequest, Submodel
 
 MOST_WORK = {"some": 0.15, "yes": None}
-"""`most_work` of `exporters.programs.program.Recomputation`, by the word of `recompute`."""
+"""Maps a value of the spec option `recompute` to `most_work` of `Recomputation` (`program.py`)."""
 
 
 def split(
@@ -37,7 +37,7 @@ def split(
         model: The global model.
         spec: The submodel spec, for example `low-rank:0.25`.
         sample_shape: Shape of one sample, without the batch, for example `(3, 32, 32)`.
-        training: How devices train; the defaults of `TrainingConfig` if None.
+        training: How devices train. None means the defaults of `TrainingConfig`.
 
     Returns:
         The submodel. Pass it to `export` to get a bundle.
@@ -61,7 +61,7 @@ def split(
         )
     except (EdgeTailorError, MemoryError):
         raise
-    except Exception as error:  # a defect of one family must not end the others' work
+    except Exception as error:  # a defect in one family must not stop the work on other families
         raise_if_interrupted(error)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ModelError(

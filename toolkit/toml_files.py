@@ -109,10 +109,10 @@ def read_table(
 def with_values(path: Path, content: dict[str, Any], values: Values) -> dict[str, Any]:
     """A copy of the content of the file `path` in which `values` replace or add values.
 
-    Parts of a key are separated by dots. In a list of tables, such as `[[devices]]`, the `name` of
-    a table is its part of the key. Tables that are missing are added.
+    Parts of a key are separated by dots. In a list of tables, such as `[[devices]]`, the part of
+    the key is the `name` of a table. Tables that are missing are added.
 
-    Raises InputError if a part of a key is not the name of a table, or if a whole key is.
+    Raises InputError if a part of a key does not name a table, or if a whole key names a table.
 
     Examples:
         >>> content = {"devices": [{"name": "board", "submodel": "full"}]}
@@ -228,7 +228,7 @@ def _mistake(path: Path, error: ErrorDetails, keys: Callable[[KeyPath], list[str
     if error["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         problem += did_you_mean(str(error["input"]), choices)
-    # A table's values are not shown: the problem names its keys.
+    # Do not show a table's values, because the problem names its keys.
     shown = "" if isinstance(error["input"], dict) else f" is {_shown(error['input'])}"
     value = f"`{key}`{shown}: " if key else ""
     return InputError(

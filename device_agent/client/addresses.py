@@ -6,9 +6,9 @@ from urllib3.exceptions import LocationValueError
 from profiles.errors import InputError
 
 LABEL_LENGTH, NAME_LENGTH = 63, 253
-"""Largest number of characters in a label of a host name, and in the whole name (RFC 1035)."""
+"""The most characters in a label of a host name, and in the whole name (RFC 1035)."""
 SHOWN_LENGTH = 100
-"""How many characters of a URL an error repeats at most."""
+"""The most characters of a URL that an error repeats."""
 
 
 def check_secret(secret: str) -> str:

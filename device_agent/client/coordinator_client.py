@@ -148,7 +148,7 @@ class CoordinatorClient:
                     raise UnreachableError(
                         problem, sent=False, error=refusal, lasting=True, clock=True
                     ) from None
-                if refusal.code == USED_JOIN:  # by another join of this second
+                if refusal.code == USED_JOIN:  # another join in the same second
                     problem = "has already accepted this request"
                     raise UnreachableError(problem, sent=False, error=refusal) from None
                 raise
@@ -355,7 +355,7 @@ class CoordinatorClient:
     def _check_patience(self, failure: UnreachableError, outage: Outage, repeat: bool) -> None:
         """Raise ClientError if the request must not be repeated after `failure`."""
         if failure.error is not None:
-            # Nobody has set the clock yet: the system may do so soon.
+            # The clock is not set yet: the system may set it soon.
             soon = failure.clock and not self._clock.synchronised()
             if outage.over_patience or (failure.lasting and not repeat and not soon):
                 raise failure.error
@@ -434,8 +434,8 @@ class CoordinatorClient:
     ) -> urllib3.BaseHTTPResponse:
         """Make one request and return its successful answer. The body is not read yet.
 
-        If the coordinator refuses the request, its error is raised. All other failures, such as the
-        answer of a proxy, raise UnreachableError.
+        If the coordinator refuses the request, the error of this refusal is raised. All other
+        failures, such as the answer of a proxy, raise UnreachableError.
 
         Args:
             method: The HTTP method.

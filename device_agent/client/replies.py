@@ -34,9 +34,9 @@ from profiles.text_formatting import one_line
 REPLY_LIMIT = 16 << 20
 """Largest size of an answer in bytes, except for files."""
 MESSAGE_LENGTH = 1000
-"""How many characters of a coordinator's message are shown at most."""
+"""The most characters of a coordinator's message that are shown."""
 WORD_LENGTH = 200
-"""Largest number of characters in an id, a secret or the name of a submodel."""
+"""The most characters in an id, a secret or the name of a submodel."""
 RETRY_S = 5.0
 LONGEST_RETRY_S = 60.0
 """Seconds between requests to a coordinator that is starting: the default and the longest."""
@@ -176,7 +176,7 @@ def not_a_coordinator(url: str, answer: str) -> UnreachableError:
         url: The address that answered.
         answer: The request and its answer.
     """
-    # Whoever answered, the coordinator may have had the request before.
+    # Even if another program answered, the coordinator may have received the request.
     return UnreachableError(
         f"does not answer: another program answers ({answer})",
         sent=True,

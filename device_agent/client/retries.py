@@ -27,7 +27,7 @@ class Outage:
         patience_s: How long to wait in total, in seconds.
 
     Attributes:
-        waited_s: Seconds waited since the outage began or a transfer last progressed.
+        waited_s: Seconds waited since the start of the outage, or since a transfer last progressed.
     """
 
     def __init__(self, ended: str, sleep: Callable[[float], None], patience_s: float) -> None:

@@ -72,7 +72,7 @@ class Download:
         self._part.unlink()
         if not begun or self._restarted:
             raise self._altered(received)
-        self._restarted = True  # the part from before may have been damaged
+        self._restarted = True  # the part from an earlier attempt may be damaged
         self.attempt()
 
     def _fetch(self, begun: int) -> int:

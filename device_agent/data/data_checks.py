@@ -109,7 +109,7 @@ def check_arrays(
     """
     if x.dtype != dtype or y.dtype != labels.dtype:
         advice = f"Convert them: x.astype({dtype!r}), y.astype({labels.dtype!r})."
-        # A conversion would hide that the data belong to another kind of task.
+        # Do not convert: a conversion would hide that the data belong to another kind of task.
         if {str(y.dtype), labels.dtype} == {"int64", "float32"}:
             advice = "Classes are int64; float32 is for a regression with the loss mse."
         raise DataError(

@@ -107,9 +107,9 @@ def load_data(
     Args:
         source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
             `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
-            the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`.
-            If x or y consists of several arrays, a file has them as `x_NAME` or `y_NAME`. In all
-            other sources x or y is then a mapping {NAME: array}.
+            the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`. If
+            x or y consists of several arrays, files hold them as `x_NAME` or `y_NAME`. From other
+            sources, x or y is a mapping {NAME: array}.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.

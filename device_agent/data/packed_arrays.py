@@ -35,8 +35,8 @@ def packed_array(
 
     Args:
         prefix: `x` for samples, `y` for labels.
-        arrays: The arrays, by the names of `array_names`. If a loss reads no labels, those of the
-            samples say how many zeros are returned in their place.
+        arrays: The arrays, by the names of `array_names`. If a loss reads no labels, the arrays of
+            the samples are given. Then one zero for each sample is returned.
         parts: Name, shape, type and range of each array.
         origin: Name of the data for messages.
         to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
@@ -108,7 +108,7 @@ def check_packed(packed: np.ndarray, prefix: str, parts: Sequence[Part], origin:
 
 def _check_header(name: str, array: np.ndarray, part: Part, origin: str) -> None:
     """Raise DataError if `array` has another type or shape than `part`."""
-    # Labels must have their type, also if they are one array: they are checked before a bundle is
+    # Check the type of the labels even if they are one array: they are checked before a bundle is
     # known.
     converted = part.dtype == "int64" and name.startswith("x") and array.dtype == np.int32
     if array.dtype != part.dtype and not converted:

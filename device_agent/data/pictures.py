@@ -101,7 +101,7 @@ def read_picture(file: Path, images: Images, sample_shape: tuple[int, ...]) -> n
         if not stat.S_ISREG(file.stat().st_mode):
             raise ValueError("it is not a file")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # problems raise errors anyway
+            warnings.simplefilter("ignore")  # real problems raise errors
             with Image.open(file) as opened:
                 if opened.width * opened.height > MOST_POINTS:
                     raise ValueError(f"it has {opened.width} x {opened.height} pixels, too many")
@@ -161,7 +161,7 @@ def values_of(band: "Image") -> np.ndarray:
     """
     from PIL import Image
 
-    if band.mode.startswith("I"):  # 16 bits for a point, which Pillow would cut off at 255
+    if band.mode.startswith("I"):  # 16 bits for a point; Pillow would cut values off at 255
         band = Image.fromarray((np.asarray(band) >> 8).astype(np.uint8))
     if band.has_transparency_data:
         clear = band.convert("RGBA")  # transparent points become black, as on a page

@@ -31,7 +31,7 @@ class UnlabelledFile:
     Attributes:
         name: Name of the file.
         x: The samples (n, *sample shape).
-        unit: What the samples of the file are, such as "sample" or "window".
+        unit: The word for a sample of the file, such as "sample" or "window".
     """
 
     name: str

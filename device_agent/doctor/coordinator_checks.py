@@ -1,6 +1,6 @@
 """Checks the connection step by step: host name, TCP, TLS, coordinator, clock, membership.
 
-If the host name, TCP, TLS or the coordinator fails its check, the later checks are left out.
+If the check of host name, TCP, TLS or coordinator fails, the later checks are left out.
 """
 
 import hashlib
@@ -201,7 +201,7 @@ def _membership(said: Problem | Status, known: Identity | None) -> Finding:
 
 
 def _other_key(key: str, trusted: str, known: Identity) -> Finding:
-    """Whether `key` of the coordinator follows from the key that this device has `trusted`."""
+    """Whether the coordinator's `key` has replaced the key that this device has `trusted`."""
     client = CoordinatorClient(known.url, known.secret, patience_s=0, certificate=known.certificate)
     try:
         new = new_key(key_fingerprint(trusted), client.key_changes(), known.url)

@@ -47,7 +47,7 @@ LOAD_LITERT = "from ai_edge_litert.interpreter import Interpreter"
 
 def check_libraries() -> Iterator[Finding]:
     """Load all libraries and run a graph with ONNX Runtime."""
-    # Do not test libraries that this process has loaded: it takes seconds on a small board.
+    # Do not test libraries that this process has loaded: a test takes seconds on a small board.
     good = [name for name, module in LIBRARIES.items() if module in sys.modules]
     left = [name for name in LIBRARIES if name not in good]
     while True:

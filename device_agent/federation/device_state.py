@@ -66,8 +66,8 @@ UNFINISHED = re.compile(
 class DeviceState(StateFolder):
     """The state folder with all files of a device.
 
-    Methods for rounds import the libraries that only rounds need. Joining runs without them, so
-    that the calibration has more memory on a small board.
+    Methods for rounds import the libraries that only rounds need. A join runs without these
+    libraries, so that the calibration has more memory on a small board.
 
     Args:
         folder: The folder. It need not exist yet.
@@ -211,7 +211,7 @@ class DeviceState(StateFolder):
 
         This device never sends an update, and takes part in no sum with less noise.
         """
-        # First the noise: a kill between both must not leave sums without it.
+        # Write the noise first: a kill between the two writes must not leave sums without noise.
         if terms.privacy is not None and self._promised_noise is None:
             write_file(self._noise, f"{terms.privacy.noise_multiplier}\n".encode())
         if not self.is_secure:
@@ -252,10 +252,10 @@ class DeviceState(StateFolder):
         return count if last == round_ else 0
 
     def use_up_update(self, round_: int) -> None:
-        """Remove the update, and count it: it is sent behind masks now, and never again.
+        """Remove and count the update: it is now sent behind masks, and must never be sent again.
 
-        If one update were in two sums of different devices, the difference of the sums would be the
-        update of the devices that are in one sum only.
+        Suppose that one update were in two sums over different devices. The difference of the sums
+        would reveal the updates of the devices that are in only one sum.
         """
         write_file(self._secure, f"{round_} {self.masked_updates(round_) + 1}\n".encode())
         shutil.rmtree(self.update)
@@ -264,8 +264,8 @@ class DeviceState(StateFolder):
         """Raise TrustError if secure sums were promised, and `work` asks for single figures.
 
         Otherwise a coordinator could end the protection without telling anybody. If `work` has a
-        secure sum, that is a promise, also to a device that knows no key of the coordinator. So
-        call `check_work` first if the device knows one.
+        secure sum, this is a promise, even if the device knows no key of the coordinator. If the
+        device knows a key, call `check_work` first.
         """
         if work.state == "judge" and self.is_secure:
             raise TrustError(
@@ -363,7 +363,7 @@ class DeviceState(StateFolder):
         # Remove old files first: unfinished downloads of earlier rounds must not fill the disk.
         self._remove_other_files({offer.sha256 for offer in offers})
         for offer in offers:
-            # The hash of a cached file is computed again: a failing disk may have altered it.
+            # Compute the hash of a cached file again: a failing disk may have altered the file.
             if not self._has(offer):
                 fetch(offer, self._files / offer.sha256)
         self._link_files(offers)

@@ -29,7 +29,7 @@ MIN_COLUMNS = ("", " " * 16, " " * 12)
 """A text for each column of the table; the column is at least as wide as its text."""
 OWN_LINES = 5
 LABEL_LENGTH = 27
-"""How many characters of a device's id and name are shown at most."""
+"""The most characters of a device's id and name that are shown."""
 
 
 def fleet_status(state: Path) -> Status:
@@ -58,7 +58,7 @@ def own_lines(state: Path) -> list[str]:
     lines = [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
     try:
         spent = spent_text(StateFolder(state).privacy)
-    except InputError as error:  # the rest matters even more
+    except InputError as error:  # the other lines matter even more
         lines.append(str(error))
     else:
         lines += [] if spent is None else [f"the samples of this device have spent {spent}"]
@@ -110,7 +110,7 @@ def lines(status: Status) -> list[str]:
 
 
 def _followed(new_key: KeyFollowed) -> str:
-    """How many devices follow a new key of the coordinator, and until when the others can."""
+    """How many devices follow the coordinator's new key, and until when others can follow."""
     devices = counted(new_key.devices, "device")
     text = f"{new_key.followed:,} of {devices} follow the coordinator's new key"
     return f"{text} (possible until {time_text(new_key.until)})"

@@ -45,7 +45,7 @@ UNCHECKED = (
 LEAVE_PATIENCE_S = 5.0
 """How long requests are repeated if the coordinator does not answer."""
 LONGEST_LINE = 500
-"""Largest number of characters in a line in which a federation describes itself."""
+"""The most characters in a line of a federation's description of itself."""
 
 
 def calibrated(name: str, folder: Path) -> DeviceProfile:
@@ -375,7 +375,7 @@ def _client(known: Identity, patience_s: float) -> CoordinatorClient:
 
 
 def _has_other_key(known: Identity, fingerprint: str | None) -> bool:
-    """Whether a token's `fingerprint` belongs to another key than the coordinator's in `known`."""
+    """Whether a token's `fingerprint` differs from that of the coordinator's key in `known`."""
     return None not in (fingerprint, known.key) and key_fingerprint(known.key or "") != fingerprint
 
 

@@ -82,9 +82,9 @@ class OwnerLimits:
             root: Root of sysfs.
 
         Returns:
-            The reason in a few words, or None. Without a sensor of temperature or power, the limit
-            on this value is ignored. If nothing tells whether the machine is idle or the network
-            unmetered, there is a reason to pause.
+            The reason in a few words, or None. Without a sensor for temperature or power, the limit
+            on this value is ignored. If the agent cannot find out whether the machine is idle, or
+            whether the network is unmetered, it pauses.
         """
         if self.quiet_hours is not None and self.quiet_hours.covers(now):
             return f"quiet hours until {self.quiet_hours.end:%H:%M}"

@@ -15,7 +15,7 @@ ROUND_CHECK_S = 60.0
 JITTER = 0.2
 """Each wait is up to this share longer or shorter, so that not all devices ask at the same time."""
 _DRAWS = random.Random()
-"""A separate generator. While a model is recorded, Python's own random state must not change."""
+"""A separate generator: Python's own random state must not change while a model is recorded."""
 
 
 def jittered(seconds: float) -> float:

@@ -19,7 +19,7 @@ from profiles.text_formatting import one_line
 MOST_BYTES = 64_000
 """If a file grows beyond this, only the newer half of its lines is kept."""
 LONGEST_LINE = 500
-"""How many characters of a line are kept at most."""
+"""The most characters of a line that are kept."""
 DETAILED = "device_agent.training"
 """This package logs batches and epochs, which would wear out an SD card. Only its warnings are
 kept."""
@@ -55,7 +55,7 @@ def kept_log(path: Path) -> Iterator[None]:
 
 
 def last_lines(path: Path, most: int) -> list[str]:
-    """The last lines of a log, at most `most`; empty if it cannot be read."""
+    """The last lines of a log, at most `most`; empty if the log cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:

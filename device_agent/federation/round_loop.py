@@ -411,7 +411,7 @@ class _Rounds:
         self._tell(Progress(state="training", loss=None if secret else loss))
 
     def _send(self, work: Work) -> bool:
-        """Send the update. Returns False if a secure sum does without it."""
+        """Send the update. Returns False if a secure sum was completed without it."""
         round_ = work.round
         log.info("Sending the update of round %d", round_, extra=fields(round=round_))
         self._tell(Progress(state="uploading"))

@@ -26,7 +26,7 @@ SWITCHES = {
     "fine_tune",
 }
 GROUPS, ASKED = ("training", "limits"), ("evaluation", "budget_s")
-"""Fields that are groups of options, and those that the federation sets."""
+"""The fields that are groups of options, and the fields that the federation sets."""
 NUMBER_LIMIT = 2**63
 """Numbers in an options file must be below this: larger ones overflow in click and in C code."""
 
@@ -80,8 +80,8 @@ class RunOptions:
         """The training options of the round of `work`.
 
         A coordinator could give all other devices a tiny budget, so that a secure sum is almost the
-        update of one device. So devices ignore the budget in secure sums. A training that is
-        repeated has another seed, so that its update is another.
+        update of one device. So devices ignore the budget in secure sums. A repeated training gets
+        another seed, so that its update differs.
 
         Args:
             work: The work.
@@ -111,7 +111,7 @@ class RunOptions:
 
 
 def _names(group: type) -> list[str]:
-    """The names of the options in a group, without groups and what the federation sets."""
+    """The names of the options in a group, without nested groups and fields of the federation."""
     names = [field.name for field in dataclasses.fields(group)]
     return [name for name in names if name not in (*GROUPS, *ASKED)]
 

@@ -100,7 +100,8 @@ class SecureSending(NamedTuple):
         except RefusedError as refusal:
             if refusal.code != UNSIGNED_KEYS:
                 raise
-            # The keys are signed for these terms. A coordinator that was restarted may have others.
+            # The keys are signed for these terms. After a restart, the coordinator may have other
+            # terms.
             log.warning("Round %d: %s Asking for the work again.", work.round, refusal)
             self.rest(NEW_TERMS_S)
             return False
@@ -138,7 +139,7 @@ class SecureSending(NamedTuple):
         received: Mapping[str, np.ndarray] = read_tensors(
             self.folder.bundle / WEIGHTS, [entry.name for entry in record.tensors]
         )
-        # Devices may have the same seed: their roundings must not be the same.
+        # Devices may have the same seed, but their roundings must differ.
         seed = [round_seed(self.seed, round_), *self.folder.member().device.encode()]
         vector = update_vector(record, trained, received, terms, members, seed)
         data = sharer.masked(step.shares, vector).astype("<u4", copy=False).tobytes()

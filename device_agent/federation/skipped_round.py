@@ -1,4 +1,4 @@
-"""The round that a device does not take part in, because its training has failed for good."""
+"""The round in which a device does not take part, because its training has failed permanently."""
 
 import time
 
@@ -6,8 +6,7 @@ from device_agent.formats.manifest import MANIFEST
 from device_agent.formats.protocol.rounds import Work
 
 SKIP_ROUND_S = 3600.0
-"""How long a round is skipped. Then it is tried again, because the round may be waiting for this
-device alone."""
+"""Seconds until a skipped round is tried again: it may wait for this device alone."""
 
 
 class SkippedRound:

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 class SpentPrivacy(Struct, frozen=True, kw_only=True):
     """The content of privacy.json.
 
-    `delta` is that of the last round. Each entry of `steps` is a sampling probability, a noise
-    multiplier and a number of training steps. Each pair of probability and multiplier has one
-    entry.
+    `delta` is the delta of the last round. Each entry of `steps` has a sampling probability, a
+    noise multiplier and a number of training steps. There is one entry for each pair of probability
+    and multiplier.
     """
 
     delta: float

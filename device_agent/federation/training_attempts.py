@@ -84,15 +84,15 @@ class Attempts:
     def attempt(self, submodel: str, round_: int) -> Iterator[None]:
         """Record a training of `submodel` that runs inside the block.
 
-        Only failures of the submodel itself count. The count does not change if the user interrupts
-        the training, if a signal such as SIGTERM ends it, or if an error of another kind ends it.
+        Only failures of the submodel itself count. The count does not change if the user, a signal
+        such as SIGTERM or an error of another kind ends the training.
 
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.
         """
         before = self.failures(submodel)
         known = Record(submodel=submodel, round=round_, failures=before)
-        # If the process is killed in the block, the boot id stays: see check_last.
+        # If the process is killed in the block, the boot id stays in the file: see check_last.
         self._write(replace(known, boot=self._boot()))
         try:
             yield

@@ -139,7 +139,7 @@ def manifest_bytes(folder: Path) -> bytes:
 def read_manifest(data: bytes, origin: Path | str) -> Manifest:
     """Decode a manifest. Raises BundleError if it is malformed or has another format version."""
     try:
-        # Read the version first: another format may have fields that this one refuses as unknown.
+        # Read the version first: another version may have fields that this version refuses.
         version = decode_json(data, dict[str, object]).get("version")
         if version != FORMAT_VERSION:
             raise BundleError(

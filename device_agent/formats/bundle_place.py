@@ -26,7 +26,7 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):
-        check_file_place(out)  # for the parents, a folder has the same conditions as a file
+        check_file_place(out)  # its parents must meet the same conditions as those of a file
         return
     if not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         problem = "is not a bundle"
@@ -52,8 +52,8 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
 def foreign_file(folder: Path) -> str | None:
     """Find a file in `folder` that is not part of a bundle. None for a bundle or an empty folder.
 
-    The manifest may be of another version. With a damaged manifest, graphs and weights do not count
-    as part of the bundle.
+    The manifest may have another version. If the manifest is damaged, graphs and weights do not
+    count as part of the bundle.
     """
     known: set[str] = set()
     with suppress(OSError, ValueError, LookupError, TypeError):

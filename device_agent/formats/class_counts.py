@@ -35,12 +35,12 @@ def mean_of_classes(counts: ClassCounts) -> float | None:
 
 
 def worst_class(counts: ClassCounts) -> int | None:
-    """The class with the lowest accuracy, if this is far below the mean of the classes; else None.
+    """The class with the lowest accuracy, if it is far below the mean of the classes; else None.
 
-    A class is far below the mean if two conditions hold. Its accuracy is lower by more than FAR.
-    And chance does not explain this: if each of its labels were predicted correctly with the mean
-    accuracy, the binomial probability of so few correct predictions would be below CHANCE divided
-    by the number of classes.
+    A class is far below the mean if two conditions hold. First, its accuracy is lower by more than
+    FAR. Second, chance does not explain this: suppose that each of its labels is predicted
+    correctly with the mean accuracy as probability. Then so few correct predictions have a binomial
+    probability below CHANCE divided by the number of classes.
 
     Examples:
         >>> worst_class([(100, 95), (100, 90), (100, 40)])

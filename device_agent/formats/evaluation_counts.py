@@ -19,7 +19,7 @@ LARGEST_LOSS = 3.5e38
 """No loss of a label is larger: devices compute losses in float32. Then sums over devices cannot
 overflow."""
 MOST_EVALUATED = 10**9
-"""No device evaluates more samples in a round: that would take years."""
+"""No device evaluates more samples in a round: the evaluation would take years."""
 DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 
 
@@ -66,8 +66,8 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         samples: Number of evaluated samples.
-        counted: Number of evaluated labels. With a label for each position, positions to ignore do
-            not count.
+        counted: Number of evaluated labels. If each position has a label, ignored positions do not
+            count.
         correct: How many of these labels are predicted correctly. None for a regression and for
             label sequences (CTC).
         loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
@@ -123,8 +123,9 @@ class LocalEvaluation(Struct, frozen=True, kw_only=True):
 def finite_counts(counts: EvaluationCounts) -> EvaluationCounts:
     """Return `counts` without sums that are not finite, for messages, which cannot hold them.
 
-    A loss becomes the largest that its labels can have: a model that has diverged is the worst, and
-    a device that said nothing about it would have no vote against it. Other sums are left out.
+    A loss that is not finite becomes the largest loss that its labels can have: a model that has
+    diverged is the worst, and a device that reported nothing could not vote against it. Other sums
+    are left out.
 
     Examples:
         >>> diverged = EvaluationCounts(samples=2, counted=2, loss_sum=float("nan"))

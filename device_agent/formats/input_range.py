@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # a service reports to systemd before it loads NumPy
     import numpy as np
 
 MOST_INTERVALS = 1024
-"""Samples with more numbers get one interval for all positions of their longest axes."""
+"""A sample with more numbers gets one interval for all positions of its longest axes."""
 SPREAD = 0.1
-"""A number that is the same in all real samples, and not whole, varies by this share in random
-samples."""
+"""A number that is not whole and is the same in all real samples varies by this share in random
+ones."""
 
 Finite = Annotated[float, Meta(ge=-3.4e38, le=3.4e38)]
 
@@ -40,7 +40,8 @@ class Interval(
 
 
 InputRange = tuple[Interval, ...]
-"""Intervals for the numbers of a sample in C order. They repeat until all numbers have one."""
+"""Intervals for the numbers of a sample in C order. They repeat until each number has an
+interval."""
 
 Draw = Callable[[tuple[int, ...]], "np.ndarray"]
 """Draws random numbers in a shape."""
@@ -117,7 +118,7 @@ def range_of(samples: "np.ndarray") -> InputRange:
     low, high = samples.min(0).astype(np.float64), samples.max(0).astype(np.float64)
     whole = np.equal(np.trunc(samples), samples).all(0)
     for axis in np.argsort(low.shape)[::-1]:
-        # An axis stays if ids and other numbers are next to each other along it.
+        # Keep an axis along which ids and other numbers are next to each other.
         if low.size <= MOST_INTERVALS or (whole != whole.take([0], axis)).any():
             continue
         low, high = low.min(axis, keepdims=True), high.max(axis, keepdims=True)

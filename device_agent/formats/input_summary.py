@@ -13,7 +13,7 @@ from device_agent.formats.protocol.rounds import MOST_CHANNELS, InputSummary
 LEAST_SAMPLES = 20
 """Quantiles of fewer samples would reveal single values."""
 MOST_VALUES = 1 << 20
-"""Quantiles are computed from at most this many values; samples are left out evenly."""
+"""Quantiles are computed from at most this many values, of evenly spaced samples."""
 QUANTILES = np.array([0.05, 0.5, 0.95])
 DIGITS = 2
 """Significant digits of a quantile."""

@@ -18,9 +18,9 @@ class LabelRule:
     Attributes:
         classes: The size of the output's class axis; with size 1 the labels are 0 and 1. None for a
             regression, and if the model is not known yet.
-        shape: Shape of the labels of one sample: () for one class a sample, (t,) for one class for
-            each step of a sequence, (h, w) for each point of an image; for a regression the shape
-            of the output. None if the model is not known yet.
+        shape: Shape of the labels of one sample: () for one class a sample, (t,) for a class for
+            each step of a sequence, (h, w) for a class for each point of an image. A regression has
+            the shape of the output. None if the model is not known yet.
         dtype: int64 for classes, float32 for a regression.
         sequence: Whether the labels of a sample are one sequence (CTC). Then IGNORED is only
             allowed after the end of the sequence, and 0, the blank, is not a label.
@@ -93,7 +93,8 @@ def rule_of(
     shape = tuple(size for size in port.shape[1:] if size is not None)
     if port.packed:
         return LabelRule(None, shape, port.dtype, parts=port.packed)
-    # The labels of a single logit have no class axis, those of independent ones have the output's.
+    # The labels of a single logit have no class axis. The labels of independent logits have the
+    # class axis of the output.
     independent = port.dtype == "int64" and classes == 1 and bool(shape) and port.shape == output
     return LabelRule(classes, shape, port.dtype, port.sequence, independent=independent)
 

@@ -28,7 +28,7 @@ LOSS = "loss"
 """Name of the output that training and evaluation report."""
 CORRECT, ABSOLUTE = "correct", "absolute"
 """Names of further outputs of an evaluation: the number of correct predictions, and the mean
-absolute error of a regression by mean squared error. Others are metrics of the loss."""
+absolute error of a regression by mean squared error. Other outputs are metrics of the loss."""
 
 SAFE_LIMIT = 2
 """Generated integer samples are below this limit if the model gives none."""
@@ -43,9 +43,9 @@ Role = Literal["parameter", "buffer", "optimizer", "personal", "frozen"]
 Output = Literal["softmax", "sigmoid", "numbers", "ctc", "independent", "outputs"]
 """How a model's output is turned into probabilities.
 
-`numbers` are a regression's results. With `independent`, each number is the logit of one
-yes-or-no question. `outputs` stay as the model computes them, because only its loss knows what they
-mean. The parts of a packed output have their own rule.
+`numbers` are a regression's results. With `independent`, each number is the logit of one yes-or-no
+question. `outputs` stay as the model computes them, because only its loss knows their meaning. Each
+part of a packed output has its own rule.
 """
 UPLOADED: tuple[Role, ...] = ("parameter", "buffer")
 
@@ -99,8 +99,8 @@ class Port(Struct, frozen=True, kw_only=True):
     flattened to (batch, k), as float32 numbers side by side. Other ports leave `parts` out, because
     older agents refuse fields that they do not know.
 
-    `range` is the range of the numbers in random samples. It is left out if the numbers are
-    standard normal, because older agents refuse fields that they do not know.
+    `range` is the range of the numbers in random samples. If the numbers are standard normal,
+    `range` is left out, because older agents refuse unknown fields.
     """
 
     name: str
@@ -205,8 +205,8 @@ class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field=
 class Step(Struct, frozen=True, kw_only=True):
     """Run `signature` `times` times on one batch. `inputs` are its scalar inputs by name.
 
-    With `each_sample` it runs on each sample of the batch alone. Other steps leave it out, because
-    older agents refuse fields that they do not know.
+    With `each_sample` it runs on each sample of the batch alone. Other steps leave this field out,
+    because older agents refuse fields that they do not know.
     """
 
     signature: str
@@ -221,7 +221,7 @@ class SamplePrivacy(Struct, frozen=True, kw_only=True):
     The gradient of each sample is clipped to the L2 norm `clip`, over all its tensors. The sum over
     a batch gets Gaussian noise with the standard deviation `noise_multiplier` * `clip`, and is
     divided by `batch_size`. Each sample is in a batch with the same probability, independently of
-    the others. Devices tell their owners epsilon for `delta`.
+    other samples. Devices report epsilon for `delta` to their owners.
     """
 
     clip: Annotated[float, Meta(ge=1e-6, le=1e6)]

@@ -183,7 +183,7 @@ def _ports(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 
 
 def _parts_fit(port: Port) -> bool:
-    """Whether `port` holds its parts side by side, and each has a name of its own."""
+    """Whether `port` holds its parts side by side, and all parts have different names."""
     names = [part.name for part in port.packed]
     numbered = all(part.limit is None or part.limit <= LARGEST_ID for part in port.packed)
     named = names == [""] or all(PART_NAME.fullmatch(name) for name in names)
@@ -326,7 +326,7 @@ def _private(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
 
 
 def _prediction(manifest: Manifest, origin: Path) -> Iterator[BundleError]:
-    """Yield an error unless the bundle only predicts: stages in a row, the last is `predict`."""
+    """Yield an error unless the bundle only predicts: stages in a row that end with `predict`."""
     names = [*(i.signature for i in manifest.schedule if isinstance(i, Record)), PREDICT]
     if (
         sorted(manifest.signatures) != sorted(names)

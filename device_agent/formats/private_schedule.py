@@ -3,7 +3,7 @@
 from device_agent.formats.manifest import LOSS, Manifest, Train
 
 OF_ONE_SAMPLE = ("samples", "labels", "scalar", "seed", "state")
-"""What the gradient of a sample may depend on. `classes`, for example, depend on all samples."""
+"""The inputs on which the gradient of a sample may depend. `classes` depends on all samples."""
 
 
 def keeps_privacy(manifest: Manifest) -> bool:

@@ -1,4 +1,4 @@
-"""The coordinator signs the work of devices, so that nobody in between can replace it.
+"""Signatures of the coordinator on the work of devices, so that nobody in between can replace it.
 
 A device gets the coordinator's public key when it joins, and keeps it. The join token may end in a
 dot and the key's fingerprint. Then only this coordinator can answer the join.

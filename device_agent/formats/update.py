@@ -39,7 +39,8 @@ UPDATE_VERSION = 1
 RECORD = "update.json"
 TENSORS = "update.safetensors"
 MOST_SAMPLES = 10**12
-"""No device has more samples. The bound keeps sums that are weighted by samples within float32."""
+"""No device has more samples. The bound keeps sums weighted by samples within the range of
+float32."""
 
 
 class UpdateRecord(Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         steps: Number of training steps.
         loss_first: Mean loss over the first local epoch; 0 if the bundle promises privacy for
             samples.
-        loss_last: The same for the last epoch.
+        loss_last: Mean loss over the last local epoch; 0 with privacy.
         tensors: The uploaded tensors.
         file: Size and SHA-256 of `update.safetensors`.
         profile: Time and memory of the training; only devices of a federation send it.

@@ -61,10 +61,10 @@ def fine_tune(
 ) -> FineTuned:
     """Train the released model on the samples of this device, and compare both models.
 
-    The comparison uses samples that this training leaves out. These are the samples that the
-    federation keeps apart, or else a tenth of all samples. The fine-tuned model is better if it
-    predicts more samples correctly, or equally many with a lower loss. Without an accuracy, it is
-    better if its loss is lower. If the process is killed, the next call continues the training.
+    The comparison uses samples that this training leaves out: the samples that the federation keeps
+    apart, or else a tenth of all samples. The fine-tuned model is better if it predicts more
+    samples correctly, or equally many with a lower loss. Without an accuracy, it is better if its
+    loss is lower. If the process is killed, the next call continues the training.
 
     Args:
         train: Trains a bundle, as `train_bundle` does.

@@ -166,8 +166,9 @@ class Predictor:
                 dictionary with the array of each input.
 
         Returns:
-            Probabilities (n, classes), or with more axes for positions; for a regression the
-            model's output. Several outputs lie side by side, (n, k): see `predict_outputs`.
+            Probabilities (n, classes), with more axes if the model predicts for positions. For a
+            regression, the model's output. Several outputs lie side by side, (n, k); see
+            `predict_outputs`.
 
         Raises:
             DataError: The samples do not fit the model.
@@ -243,9 +244,9 @@ class Predictor:
         """Predict the samples of a file or folder, which needs no labels.
 
         Args:
-            source: An .npy file with samples, an .npz file with `x`, or a folder with x.npy. With
-                the `preprocessing` of the bundle also a picture, a folder of pictures, a CSV file
-                or a folder of CSV files.
+            source: An .npy file with samples, an .npz file with `x`, or a folder with x.npy. If the
+                bundle has `preprocessing`, also a picture, a CSV file, or a folder of pictures or
+                of CSV files.
             on_error: Called with the DataError of each file of a folder that cannot be used; the
                 other files are still predicted. Without it, the first such error is raised.
 
@@ -339,7 +340,7 @@ class Predictor:
         """The tensors that `signature` reads: personal ones, and others from the bundle."""
         entries = {entry.name: entry for entry in self.bundle.manifest.tensors}
         wanted = sorted({port.state for port in signature.inputs if port.state is not None})
-        # Without a personal model, one starts from the global model, as in the first round.
+        # Without a personal model, compute the first one from the global model, as in round 1.
         if any(not entries[name].stored and name not in self._personal for name in wanted):
             for name in initialising(self.bundle.manifest):
                 session, first, tensors = self._open(name)

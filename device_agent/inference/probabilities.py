@@ -1,4 +1,4 @@
-"""What the numbers of a model's output mean: probabilities of named classes, or a regression."""
+"""The meaning of a model's output: probabilities of named classes, or a regression."""
 
 import math
 

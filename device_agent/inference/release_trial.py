@@ -35,7 +35,7 @@ CHANCE = 0.05
 probability."""
 FLIPS = 2000
 FEWEST = 5
-"""With fewer samples no difference is more than chance, so there is no trial."""
+"""With fewer samples, chance explains every difference, so there is no trial."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def try_release(
 ) -> TrialResult:
     """Compare the release in `offered` with the present model on samples of this device.
 
-    If the federation evaluates on devices, the samples are those that the device never trains on.
-    Otherwise they are a tenth of the device's samples.
+    If the federation evaluates on devices, the trial uses the samples on which the device never
+    trains. Otherwise it uses a tenth of the device's samples.
 
     Args:
         data: The local data.

@@ -10,7 +10,7 @@ from device_agent.formats.label_rule import IGNORED, class_axis
 from device_agent.formats.manifest import Output
 
 LEAST = 1e-38
-"""The least probability whose logarithm is taken; a smaller one counts as this."""
+"""Smaller probabilities are raised to this value before their logarithm is taken."""
 
 
 @dataclass(frozen=True)

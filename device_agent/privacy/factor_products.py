@@ -1,7 +1,7 @@
 """The tensors in a secure sum: the products of low-rank factors in place of the factors.
 
-The mean of products is what an aggregation needs, and the product of mean factors is not this mean.
-So a device adds the change of U V^T to the sum, which has as many numbers as the dense weight.
+An aggregation needs the mean of the products, which is not the product of the mean factors. So a
+device adds the change of U V^T to the sum, which has as many numbers as the dense weight.
 
 With r the rank, factors of `groups` groups have the shapes U (groups * r, m, kh, 1) and
 V (n, r, 1, kw), and their product has (n, m, kh, kw). Factors of 1-D convolutions have the shapes

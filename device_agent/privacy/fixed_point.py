@@ -3,9 +3,10 @@
 A device sends weight * change. The weight is in [0, 1], and each element of the change is clipped
 to [-most_change, most_change]. For a group of n devices the step of the numbers is
 most_change / levels with levels = (2^31 - 1) // n - 1, so the sum of n devices never overflows.
-Rounding is stochastic: its mean is zero and its error less than a step. So an element of the sum
-has an error of less than n steps, which is n^2 * 4.7e-10 * most_change: 1e-6 for 46 devices at
-worst. The errors of devices are independent, so the typical error is sqrt(n) / 2.4 steps.
+Rounding is stochastic: the mean of its error is zero, and each error is less than a step. So an
+element of the sum has an error of less than n steps, which is n^2 * 4.7e-10 * most_change: 1e-6 for
+46 devices at worst. The errors of devices are independent, so the typical error is sqrt(n) / 2.4
+steps.
 
 Counts travel exactly: each is a signed number of 64 bits in four parts of 16 bits.
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 RandomBytes = Callable[[int], bytes]
-"""Returns so many random bytes."""
+"""Returns this number of random bytes."""
 PIECE = 1 << 16
 """How many pairs of numbers are computed at a time."""
 

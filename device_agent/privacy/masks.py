@@ -1,8 +1,8 @@
 """The keys of one attempt at a sum, and the masks that follow from them.
 
 Two devices agree on a secret by X25519 (RFC 7748). From the secret, HKDF with SHA-256 (RFC 5869)
-makes keys for ChaCha20 (RFC 8439), whose key stream is the mask, and for ChaCha20-Poly1305, which
-encrypts a share. Each key is used once, so the nonces are zero.
+makes two keys. One is for ChaCha20 (RFC 8439): its key stream is the mask. The other is for
+ChaCha20-Poly1305, which encrypts a share. Each key is used once, so the nonces are zero.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,9 @@
 
 So neither the coordinator nor another device sees a sum without noise. Let z be the noise
 multiplier, and t the fewest devices that a sum of the group can have. Each device adds Gaussian
-noise with the standard deviation z * clip / sqrt(t - 1) to each number. So the noise of all other
-devices in the sum has at least z * clip: a device knows its own noise, and could subtract it.
+noise with the standard deviation z * clip / sqrt(t - 1) to each number. A device knows its own
+noise and could subtract it. So only the noise of all other devices counts: its standard deviation
+in the sum is at least z * clip.
 
 The numbers of a sum are whole (`fixed_point.py`). The change is rounded before the noise is added,
 and is clipped so that its norm is at most `clip` after rounding. The noise is rounded, too. Its
@@ -23,7 +24,7 @@ from device_agent.privacy.secure_group import threshold
 from profiles.errors import TrustError
 
 FARTHEST = 9.0
-"""No noise is beyond so many standard deviations: `gaussian` ends at 8.6."""
+"""No noise is beyond this many standard deviations: `gaussian` ends at 8.6."""
 
 
 def own_deviation(terms: SecureTerms, privacy: SumPrivacy, devices: int) -> float:
@@ -54,7 +55,7 @@ def noised_numbers(
         terms: The terms of the sum.
         privacy: The clip and the noise of the sum.
         devices: The size of the group.
-        random_bytes: Where the rounding and the noise come from: a cryptographic generator.
+        random_bytes: A cryptographic generator, for the rounding and the noise.
 
     Returns:
         Shape (elements,), uint32.
@@ -72,7 +73,7 @@ def noised_numbers(
     norm = math.sqrt(squares)
     # Rounding moves each number by less than a step.
     longest = privacy.clip - step * math.sqrt(elements)
-    # The coordinator makes the received numbers: a number that is not finite has no clip.
+    # The received numbers come from the coordinator: a number that is not finite cannot be clipped.
     if not math.isfinite(norm) or longest <= 0:
         raise TrustError(
             "The change of this device cannot be clipped: its norm is {norm:g}, and rounding takes "

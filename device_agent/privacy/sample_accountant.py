@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 ORDERS = (*range(2, 65), *range(68, 129, 4), 160, 192, 256, 512, 1024)
-"""The orders that are tried. Others could only lower epsilon, by a few percent."""
+"""The orders that are tried. More orders could lower epsilon, but only by a few percent."""
 
 
 class SampleSteps(NamedTuple):
@@ -32,7 +32,7 @@ def sampling_probability(samples: int, batch_size: int) -> float:
 
 
 def epsilon_of(spent: Iterable[SampleSteps], delta: float) -> float:
-    """The epsilon of all steps `spent` together, for two data sets of which one has a sample more.
+    """The epsilon of all steps `spent` together, for two data sets that differ by one added sample.
 
     Examples:
         >>> round(epsilon_of([SampleSteps(0.01, 1.0, 1000)], 1e-5), 2)

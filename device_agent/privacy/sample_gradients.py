@@ -18,9 +18,9 @@ from device_agent.privacy.gaussian_noise import RandomBytes, gaussian
 from profiles.errors import BundleError
 
 PIECE = 1 << 16
-"""How many numbers are squared or get noise at a time. Float32 sums of so many are accurate."""
+"""How many numbers are squared or get noise at a time. Float32 sums of this many are accurate."""
 ROUNDING = 1e-6
-"""A clipped gradient is so much shorter than the clip, because its numbers are rounded."""
+"""A clipped gradient is shorter than the clip by this share, because its numbers are rounded."""
 
 
 def norm_of(gradients: Mapping[str, np.ndarray]) -> float:
@@ -58,7 +58,8 @@ def add_clipped(
     for name, gradient in gradients.items():
         total = sums[name]
         if (gradient.dtype, gradient.shape) != (total.dtype, total.shape):
-            # What came is not named: the coordinator is told this, and it may follow from a sample.
+            # Do not name the actual type and shape: the coordinator gets this message, and they may
+            # depend on a sample.
             raise BundleError(
                 "The graph must return the gradient {name!r} as {wanted}, but the type or the "
                 "shape differs. Nothing was sent. Ask the operator for another bundle.",
@@ -88,7 +89,7 @@ def to_noised_mean(
         sums: The sums of clipped gradients, C-contiguous float32 arrays by name.
         terms: The clip and the noise multiplier.
         batch_size: The expected number of samples in a batch.
-        random_bytes: Where the noise comes from.
+        random_bytes: The source of randomness for the noise.
     """
     deviation = terms.noise_multiplier * terms.clip
     for name in sorted(sums):

@@ -1,4 +1,4 @@
-"""The coordinator's side of one attempt at a sum: it passes messages on and adds up.
+"""The coordinator's side of one attempt at a sum: it forwards messages and adds up vectors.
 
 The coordinator learns the sum of the updates that have come, and no single update. A failed attempt
 reveals nothing; the devices repeat it with new keys.
@@ -26,12 +26,12 @@ STEPS: Sequence[Step] = ("shares", "input", "confirm", "unmask", "over")
 
 
 class SecretSum:
-    """The sum of one group. Each of STEPS waits for the devices that have answered the step before.
+    """The sum of one group. Each of STEPS waits for the devices that answered the previous step.
 
     Args:
         round_: The round.
         members: At least three devices.
-        fewest: The sum has the updates of at least so many devices.
+        fewest: The sum has the updates of at least this many devices.
 
     Attributes:
         step: The present step.

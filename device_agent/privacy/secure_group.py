@@ -1,8 +1,8 @@
 """The devices of one attempt at a sum: who shares masks with whom, and how many shares are needed.
 
-The graph is that of SecAgg+ (Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic
-Overhead", 2020): a device shares masks with some neighbours only. In a group of up to
-MOST_NEIGHBOURS + 1 devices all are neighbours.
+The graph of neighbours is that of SecAgg+ (Bell et al., "Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead", 2020): a device shares masks only with its neighbours. In a group of up
+to MOST_NEIGHBOURS + 1 devices, all devices are neighbours.
 """
 
 import base64
@@ -29,10 +29,10 @@ def threshold(holders: int) -> int:
     """How many of the `holders` of shares are needed to restore the secret: three fifths.
 
     The threshold must be more than half. An honest device gives a share of only one of the two
-    secrets of a device, so with more than half, a coordinator that says different things to
-    different devices cannot collect both (Bonawitz et al. 2017, section 6.2). With three fifths,
-    this holds until a fifth of the holders work for the coordinator. Up to two fifths of a group
-    may be lost after its keys have come.
+    secrets of a device. So if more than half is needed, a coordinator cannot collect both secrets
+    by telling devices different things (Bonawitz et al. 2017, section 6.2). With three fifths, this
+    holds until a fifth of the holders work for the coordinator. Up to two fifths of a group may be
+    lost after its keys have come.
 
     Examples:
         >>> [threshold(holders) for holders in (3, 4, 5, 10, 30)]
@@ -88,7 +88,7 @@ class SecureGroup:
 
     @property
     def confirmations(self) -> int:
-        """How many members must confirm the same list of devices before one of them unmasks."""
+        """How many members must confirm the same list of devices before a member unmasks."""
         return threshold(len(self.members))
 
     def is_enough(self, left: Collection[str], among: Collection[str]) -> bool:

@@ -36,7 +36,7 @@ def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def split_secret(secret: bytes, threshold: int, shares: int) -> list[bytes]:
     """Split `secret` into shares for the points 1, 2, ..., `shares`.
 
-    Any `threshold` of them give the secret, and fewer say nothing about it.
+    Any `threshold` shares give the secret; fewer shares say nothing about it.
 
     Examples:
         >>> parts = split_secret(b"secret", threshold=2, shares=3)
@@ -57,7 +57,10 @@ def split_secret(secret: bytes, threshold: int, shares: int) -> list[bytes]:
 
 
 def joined_secret(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of `shares`, by point. Fewer than the threshold give a wrong result."""
+    """The secret of `shares`, given by point.
+
+    Fewer shares than the threshold give a wrong result.
+    """
     points = np.array(list(shares), np.uint8)
     secret = np.zeros(len(next(iter(shares.values()))), np.uint8)
     for point, share in shares.items():

@@ -48,13 +48,13 @@ class GroupMean:
         samples: The sum of the devices' samples, each limited to `most_samples`.
         steps: The mean number of steps, weighted by samples.
         loss_first: The mean loss over the first local epoch, weighted by samples.
-        loss_last: The same for the last epoch.
+        loss_last: The mean loss over the last local epoch, weighted by samples.
         clipped: How many numbers of updates were clipped.
         changes: The mean change of each tensor of the sum (`summed_table`), weighted by samples,
             float64.
         evaluating: How many devices evaluated the models.
         before: The sums of their counts of the received model; None if no device evaluated.
-        after: The same for the models after local training.
+        after: The sums of their counts of the models after local training.
     """
 
     samples: int

@@ -29,7 +29,7 @@ WARMING: dict[str, dict[str, tuple[int, ...]]] = {
 }
 """One graph of each kind with the shapes of its inputs. The first runs load the kernels' code."""
 EXTRA_NODES = {"pointwise": 18, "images": 22}
-"""The number of nodes that each of these graphs has in addition to those of `product`."""
+"""How many more nodes each of these graphs has than `product`."""
 
 
 def session_growth(graph: str, sessions: list[OnnxSession]) -> int:

@@ -52,7 +52,7 @@ def shortest_run_s(
 ) -> float:
     """Run a graph repeatedly, in a session like the agent's. Returns the shortest time in seconds.
 
-    All runs together take about the share `share` of the time that is left in `budget`.
+    All runs together take about `share` of the time that is left in `budget`.
     """
     session = OnnxSession(GRAPHS / f"{name}.onnx", threads)
     feeds = random_inputs(shapes)

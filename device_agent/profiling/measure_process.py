@@ -23,7 +23,7 @@ from profiles.errors import EdgeTailorError
 def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> ScheduleRun:
     """Create a run with one batch of random data for `task`, see `random_run`.
 
-    With random data, the process need not run any other signature before the measured signature.
+    With random data, the process does not have to run other signatures before the measured one.
     """
     source = source_of(task, bundle)
     return random_run(bundle, [] if source == SAMPLES else [source], scratch, threads)
@@ -43,7 +43,8 @@ def make_action(task: Task, run: ScheduleRun) -> Action:
 def make_training(task: Task, run: ScheduleRun) -> Action:
     """Open the sessions of a training task, and return a function that runs it for one batch.
 
-    For the role `step` the function runs one signature once, otherwise all steps of a batch.
+    For the role `step` the function runs one signature once. For other roles it runs all steps of a
+    batch.
     """
     instruction = training_of(run.bundle)
     if task.role == "step":

@@ -22,7 +22,8 @@ from profiles.documents.calibration_record import SHORTEST_S, Timing
 RUNS = (3, 200)
 """Fewest and most runs of a case. The first run of each case warms up the caches."""
 ARRAYS = 4
-"""Memory of a case as a multiple of its inputs. The largest cases took 3.0 and 3.5 times."""
+"""Memory of a case as a multiple of its inputs. The largest cases took 3.0 and 3.5 times their
+inputs."""
 RUNNING = 0.8
 """Share of the time for runs. The rest is for opening graphs and for unusually long runs."""
 PROGRESS_S = 10.0
@@ -48,7 +49,8 @@ class TimedGraph:
         """Open the calibration graph `name`. The profiler writes its events to `folder`."""
         self._evicting = np.zeros(EVICTION_ELEMENTS, np.float32)
         options = session_options(threads)
-        # Optimisation would replace nodes, and the new names would not tell the operation.
+        # Optimisation would replace nodes, and the names of the new nodes would not name the
+        # operation.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_profiling = True
         options.profile_file_prefix = str(folder / name)

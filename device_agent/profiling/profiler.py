@@ -53,25 +53,26 @@ def profile_bundle(
     sustained_s: float = 0.0,
     sysfs: Path = sensors.SYS,
 ) -> Profile:
-    """Measure time and memory of a bundle on this device. The start of each task is logged.
+    """Measure time and memory of a bundle on this device.
 
     Use it on the device itself, for a bundle that was exported. To predict submodels that were
     not exported, calibrate the device once and use `plan`.
 
-    The samples are random, because the time does not depend on them.
+    Each part of a round, such as the training step, is measured in a child process, and its start
+    is logged. The samples are random, because the time does not depend on them.
 
     Args:
         folder: The bundle.
         threads: Threads of the runtime; 0 for one per core.
-        runs: Number of counted runs of each task.
+        runs: Number of counted runs of each part.
         sustained_s: If above 0, also train without a pause for this time in seconds.
         sysfs: Folder with the device's sensors.
 
     Returns:
-        The profile.
+        The profile, in seconds and bytes. `train` has the time of one batch.
 
     Raises:
-        BundleError: The bundle cannot be read or run.
+        BundleError: The bundle cannot be read or run, or it has no training.
 
     Examples:
         >>> import tempfile

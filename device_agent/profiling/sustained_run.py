@@ -15,7 +15,7 @@ Action = Callable[[], object]
 POINTS = 60
 """Number of intervals in the report of a sustained run. Each is at least one second long."""
 MINUTE_S = 60.0
-"""The start and the end of a sustained run are compared. Each of these windows has this length."""
+"""Length of the two windows, at the start and the end of a sustained run, that are compared."""
 
 
 def seconds_of(action: Action) -> float:

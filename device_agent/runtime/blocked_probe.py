@@ -1,10 +1,11 @@
-"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions, and their block size.
+"""Tests with a tiny run whether this ONNX Runtime has blocked convolutions.
 
-The block size is the number of channels in a block. The runtime's version and the processor's name
-do not tell this size reliably, and a graph with another block size gives wrong numbers without an
-error. A probe is a graph with two outputs: the result of some convolutions, and the result of the
-same convolutions in blocked form. The two are equal if the probe has the runtime's block size. The
-probes are in the folder `probes`; `exporters/runtime_probes.py` writes these files.
+Also finds the block size: the number of channels in a block. The runtime's version and the
+processor's name do not tell this size reliably, and a graph with another block size gives wrong
+numbers without an error. A probe is a graph with two outputs: the result of some convolutions, and
+the result of the same convolutions in blocked form. The two are equal if the probe has the
+runtime's block size. The probes are in the folder `probes`; `exporters/runtime_probes.py` writes
+these files.
 """
 
 from functools import cache

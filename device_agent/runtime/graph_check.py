@@ -13,7 +13,7 @@ from device_agent.formats.graph_forms import WINOGRAD, form_of
 from profiles.errors import BundleError
 
 LARGEST_BYTE = 127
-"""The last byte of an encoded integer (varint) is at most this."""
+"""The largest value of the last byte of an encoded integer (varint)."""
 DEEPEST = 100
 """How far graphs may be nested in attributes of operators."""
 INSIDE = {
@@ -40,8 +40,9 @@ RANDOM = frozenset(
     (b"Bernoulli", b"Dropout", b"Multinomial", b"RandomNormal", b"RandomNormalLike",
      b"RandomUniform", b"RandomUniformLike")
 )  # fmt: skip
-"""Operators whose results depend on earlier runs. A gradient could tell how many samples came
-before, so noise for one sample would not be enough. Exports draw numbers from a seed."""
+"""Operators whose results depend on earlier runs. With them, a gradient could reveal how many
+samples came before, so noise for one sample would not be enough. Exported graphs use a seed
+instead."""
 DOMAIN = ("operator", 7)
 EXTERNAL = ("tensor", 14)
 OWN = frozenset({b"", b"ai.onnx"})
@@ -76,7 +77,7 @@ def foreign(
 ) -> str | None:
     """Describe the first content of the protobuf message `data` that no exported graph has.
 
-    Returns None if there is none. `domains` are the allowed domains of operators.
+    Returns None if there is no such content. `domains` are the allowed domains of operators.
 
     Raises ValueError or IndexError if `data` is not a message of this `kind`.
     """

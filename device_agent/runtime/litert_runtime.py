@@ -87,8 +87,8 @@ class LitertSession:
         self._input_index = {name: about["index"] for name, about in inputs.items()}
         self._result_index = {name: about["index"] for name, about in results.items()}
         self.inputs, self.outputs = frozenset(inputs), frozenset(results)
-        # LiteRT gives access to its memory for results only for a file's first signature, and
-        # without a runner.
+        # LiteRT gives access to its memory for results only for the first signature of a file, and
+        # only without a runner.
         first = next(iter(interpreter.get_signature_list()))
         self._runner = None if signature == first else runner
         self._interpreter = interpreter
@@ -98,8 +98,8 @@ class LitertSession:
     ) -> dict[str, np.ndarray]:
         """See `Session.run`.
 
-        LiteRT computes results in its own memory. Results in `over` are then copied over the
-        inputs that they may overwrite.
+        LiteRT computes results in its own memory. Afterwards, the results in `over` are copied over
+        the inputs that they may overwrite.
         """
         # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():

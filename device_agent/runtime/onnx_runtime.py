@@ -108,7 +108,8 @@ class OnnxSession:
         inputs = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        # A result in the arena would keep the whole arena in memory, so results get own arrays.
+        # A result in the arena would keep the whole arena in memory, so results get their own
+        # arrays.
         results = {
             out: inputs[name]
             for out, name in (over or {}).items()

@@ -16,9 +16,9 @@ WRONG_INDEX = (
 def runtime_error(error: Exception, graph: Path, trouble: str, library: str) -> Exception:
     """Convert `error`, which `library` raised for `graph`, to the exception to raise.
 
-    The result is a MemoryError if memory ran out, and a DataError if a number in the samples is an
-    id for which a table has no row. Otherwise the result is a BundleError. `trouble` is the verb of
-    the message, for example "failed in".
+    The result is a MemoryError if memory ran out. It is a DataError if a number in the samples is
+    an id without a row in a table. Otherwise it is a BundleError. `trouble` is the verb of the
+    message, for example "failed in".
     """
     short = ran_out(error, library)
     if short is not None:

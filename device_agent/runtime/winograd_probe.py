@@ -27,7 +27,7 @@ SHAPES = {
 """The inputs of the probe: images and weights of two layers."""
 CLOSE = 1e-4
 RUNS = 5
-"""Timed runs of each form, in turns. The shortest counts, as other work only makes runs longer."""
+"""Timed runs of each form, in turns. The shortest run counts: other work only makes runs longer."""
 
 
 @cache

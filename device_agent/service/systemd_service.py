@@ -71,14 +71,16 @@ def unit_text(options: RunOptions, service: Service, version: int) -> str:
     lines = [
         "[Unit]",
         "Description=EdgeTailor agent: trains this device's part of a federation",
-        # No limit of starts: the data may appear a day later, and then the agent must start.
+        # Do not limit the number of starts: the data may appear a day later, and the agent must
+        # start then.
         "StartLimitIntervalSec=0",
         # The agent itself waits for its coordinator. Waiting for a network would delay the boot.
         *([] if service.user else ["After=network.target"]),
         "",
         "[Service]",
         # With `exec` the service counts as started when the program runs. With `notify`, systemd
-        # would wait for Python, delay the boot, and end it after 90 s on a small board.
+        # would wait for Python and delay the boot. On a small board it would end the agent after 90
+        # seconds.
         "Type=exec",
         "NotifyAccess=main",
         f"ExecStart={quoted(sys.executable)} -m device_agent.cli run --config "

@@ -159,7 +159,7 @@ def hardened(service: Service, used: Iterable[Path], written: Iterable[Path]) ->
     """
     if service.user:
         return HARDENED.splitlines()
-    # PrivateTmp would hide what is below /tmp.
+    # PrivateTmp would hide files below /tmp.
     shared = any(path.is_relative_to(tmp) for path in used for tmp in TEMPORARY)
     return [
         *HARDENED.splitlines(),
@@ -192,7 +192,7 @@ def restarts(version: int) -> list[str]:
 def owner(folder: Path) -> str:
     """The name of the user who owns `folder`, or the user's number if there is no name.
 
-    Raises OSError if `folder` is not there.
+    Raises OSError if `folder` does not exist.
     """
     number = folder.stat().st_uid
     try:

@@ -14,7 +14,8 @@ RELEASED_S = datetime(2026, 11, 27, tzinfo=UTC).timestamp()
 NOT_SYNCHRONISED = 5
 """The result of adjtimex(2) while nothing has set the clock (TIME_ERROR)."""
 TIMEX_BYTES = 512
-"""Larger than the structure that adjtimex(2) takes. If it is all zeros, the clock is only read."""
+"""Size of a buffer for adjtimex(2), larger than its structure. If all bytes are zero, the clock is
+only read."""
 
 
 def is_synchronised() -> bool:

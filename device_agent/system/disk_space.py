@@ -28,7 +28,7 @@ ROWS = 64
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # the same, in UTF-8
+    (3, 0): np.lib.format.read_array_header_2_0,  # the format version with a UTF-8 header
 }
 MOST_ROWS = 2**48
 """Arrays with an axis of this length or more are refused."""
@@ -134,8 +134,8 @@ class MappedArray:
 def open_npy(path: Path, offset: int = 0, size: int | None = None) -> MappedArray:
     """Map .npy data that begin at `offset` in the file `path`, for example in an .npz file.
 
-    The data have `size` bytes; by default they end with the file. Raises ValueError if these bytes
-    are not a complete array of plain numbers.
+    The data have `size` bytes; by default they extend to the end of the file. Raises ValueError if
+    these bytes are not a complete array of plain numbers.
     """
     end = path.stat().st_size if size is None else offset + size
     with path.open("rb") as file:
@@ -176,7 +176,7 @@ class Written(msgspec.Struct, frozen=True):
     digest: str
 
     def still_in(self, path: Path) -> bool:
-        """Whether the file at `path` still begins with the same bytes, by their digest."""
+        """Whether the file at `path` still begins with these bytes, by their digest."""
         try:
             return FileDigest(path).up_to(self.size) == self
         except OSError:

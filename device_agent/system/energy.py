@@ -9,7 +9,7 @@ from device_agent.system.sensors import SYS, charging, number, power_supplies, t
 from profiles.documents.bundle_profile import Energy
 
 PACKAGES = "class/powercap/intel-rapl:*"
-"""Linux gives the counters of AMD processors this name, too. Often only root can read them."""
+"""The name of the counters, also on AMD processors. Often only root can read them."""
 
 
 class EnergyMeter:

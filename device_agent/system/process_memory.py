@@ -99,7 +99,7 @@ def release_unused() -> None:
 
 
 def ran_out(error: BaseException, who: str = "") -> MemoryError | None:
-    """Convert `error` to a MemoryError if the cause is that memory ran out; otherwise return None.
+    """Convert `error` to a MemoryError if memory ran out; otherwise return None.
 
     `who` is the library that raised the error, for the message.
     """

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 SYS = Path("/sys")
 PI_FLAGS = ("under-voltage", "frequency capped", "throttled", "soft temperature limit")
-"""Bits 0 to 3 of get_throttled on a Raspberry Pi. Bits 16 to 19: the same since the last boot."""
+"""Bits 0 to 3 of get_throttled on a Raspberry Pi. Bits 16 to 19 have the same meaning, since the
+last boot."""
 SINCE_BOOT = 16
 CPU_COOLING = ("cpufreq", "processor", "devfreq")
-"""If a cooling device slows the processor, its type in lower case contains one of these."""
+"""A cooling device slows the processor if its type in lower case contains one of these words."""
 COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
 
 
@@ -57,7 +58,7 @@ def conditions(root: Path = SYS) -> "Conditions":
 def temperature_c(root: Path = SYS) -> float | None:
     """Temperature of the hottest thermal zone in degrees Celsius."""
     degrees = [number(path) for path in root.glob("class/thermal/thermal_zone*/temp")]
-    # A sensor that is switched off reports 0, or a temperature far below freezing.
+    # A sensor that is switched off reports 0 or a temperature far below freezing.
     return max((value / 1000 for value in degrees if value is not None and value > 0), default=None)
 
 

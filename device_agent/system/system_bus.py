@@ -1,6 +1,6 @@
-"""What systemd-logind and NetworkManager tell about this machine, read with `busctl`.
+"""The state of this machine according to systemd-logind and NetworkManager, read with `busctl`.
 
-A figure is None if the service does not run here, or does not know.
+A value is None if the service does not run here, or does not know the state.
 """
 
 import shutil
@@ -35,7 +35,7 @@ def is_idle() -> bool | None:
 
 
 def is_metered() -> bool | None:
-    """Whether the present connection costs money by volume, or NetworkManager guesses so."""
+    """Whether the present connection costs money by volume. NetworkManager may guess this."""
     return ANSWERS.get(_property(METERED))
 
 

@@ -80,7 +80,7 @@ def batches(samples: int, size: int, order: np.random.Generator | None) -> list[
     starts = list(range(0, samples, size))
     if len(starts) > 1 and samples - starts[-1] == 1:
         starts.pop()
-    # Without samples there is no batch: `zip` then ends at once.
+    # Without samples there is no batch: `zip` ends at once.
     return [indices[a:b] for a, b in zip(starts, [*starts[1:], samples], strict=False)]
 
 

@@ -56,7 +56,7 @@ KeepPersonal = Callable[[Mapping[str, np.ndarray]], object]
 called before the update is written, and again if the process was killed in between."""
 Spend = Callable[[SampleSteps, float], object]
 """A function that counts the private steps of a training, with the delta of the bundle. It is
-called as `KeepPersonal` is. So a kill may count steps twice, and never leaves them out."""
+called like `KeepPersonal`. So after a kill, steps may be counted twice, but never left out."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def train_bundle(
     """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
     If the process is killed, the same call continues from the last checkpoint. With one thread and
-    the same seed, the update is bit-identical, even if the process was killed in between. With
-    differential privacy for samples it is not: batches and noise are new each time.
+    the same seed, the update is bit-identical, even if the process was killed in between. This does
+    not hold with differential privacy for samples, because batches and noise are new each time.
 
     Args:
         folder: The bundle.
@@ -203,7 +203,7 @@ def judge_bundle(
     """
     with _explain_system_errors(scratch_for):
         map_large_blocks()
-        # In plain form: the check of another form needs training steps.
+        # Use the plain form: the check of another form needs training steps.
         plan = plan_execution(open_bundle(Path(folder)), options, idle or Usage.now())
         plan = plan.in_plain_form()
         with working_folder(scratch_for) as scratch:
@@ -267,7 +267,7 @@ def _explain_divergence(local: LocalData, source: str) -> Iterator[None]:
 
 
 def _say_if_few(bundle: Bundle, samples: int) -> None:
-    """Warn if `samples` are fewer than a batch. Every step then trains on all samples."""
+    """Warn if there are fewer `samples` than a batch has: then every step trains on all samples."""
     sizes = [step.batch_size for step in bundle.manifest.schedule if isinstance(step, Train)]
     if samples < max(sizes, default=0):
         log.warning(
@@ -355,7 +355,7 @@ def finish(
     """
     record, tensors = trained_update(run, profile, inputs)
     if training_of(run.bundle).privacy is not None:
-        # The coordinator's graph computes them without noise, from whatever it likes.
+        # The coordinator's graph computes these figures without noise, from any of its inputs.
         record = replace(record, loss_first=0.0, loss_last=0.0, validation=())
     kept = personal_tensors(run)
     if kept and run.checkpoints is not None:

@@ -39,7 +39,8 @@ class Position(msgspec.Struct, kw_only=True):
         recording: Name of the recording that is being written.
         begun: Size and digest of the part of this recording that is on disk.
         spent_s: Seconds that recordings and batches have taken, if the time is limited.
-        samples: Number of different samples that were trained; None if the time sufficed for all.
+        samples: Number of different samples that were trained on; None if the time was enough for
+            all.
         dropout: State of the random generator for dropout, as JSON.
     """
 
@@ -79,8 +80,8 @@ class Checkpoints:
     """The checkpoint file of one training in the folder `folder`.
 
     A training is identified by `key`, a hash of its inputs, and by the personal tensors that it
-    starts with. A checkpoint of another training is ignored. The checkpoint says in which `form` of
-    its graphs the bundle with the SHA-256 `bundle` is trained; see `form_begun`.
+    starts with. A checkpoint of another training is ignored. The checkpoint also names the bundle,
+    by its SHA-256 `bundle`, and the `form` of the graphs that are trained; see `form_begun`.
     """
 
     def __init__(
@@ -155,8 +156,8 @@ class Checkpoints:
 def form_begun(folder: Path, bundle: str) -> str | None:
     """The form of graphs in which a killed training in `folder` has to continue.
 
-    Two forms differ in roundings. A device measures which form is faster, and may measure another
-    answer after a restart.
+    Two forms differ in rounding. A device measures which form is faster, and the result may change
+    after a restart.
 
     Args:
         folder: The training folder.

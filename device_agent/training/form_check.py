@@ -33,9 +33,9 @@ def with_checked_form(
 ) -> ExecutionPlan:
     """Check the form of `plan`. Returns `plan`, or a plan with plain graphs if the results differ.
 
-    The check compares the results of the first training step. The check has no result if memory is
-    too small for it, or if numbers are not finite. Then the form is used, and checked again before
-    the next training.
+    The check compares the results of the first training step. If memory is too small for the check,
+    or if numbers are not finite, there is no result. Then the form is used, and checked again
+    before the next training.
 
     Args:
         plan: How the device would train the bundle.
@@ -86,7 +86,7 @@ def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
 def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False) -> FirstStep:
     """Do all training work for one batch of random data. Returns losses and changed tensors.
 
-    With `nudged`, all weights are first changed a little.
+    With `nudged`, all weights are slightly changed before the step.
     """
     training = training_of(bundle)
     recordings = [] if training.source == SAMPLES else [training.source]

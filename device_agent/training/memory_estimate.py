@@ -19,7 +19,8 @@ from profiles.cost_model.memory_rule import (
 )
 
 WIDTHS: dict[Dtype, int] = {"float32": 4, "int64": 8}
-"""Bytes of a number. They are not taken from numpy: loading it may exceed the memory limit."""
+"""Bytes of a number. They are not read from numpy, because loading numpy may exceed the memory
+limit."""
 
 
 def concurrent_peak_bytes(

@@ -19,7 +19,7 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 STACK_BYTES = 8 << 20
 """Address space that Linux reserves for the stack of each thread. Almost none of it is used."""
 AGENT_BYTES = {resource.RLIMIT_AS: 170 * 10**6, resource.RLIMIT_DATA: 80 * 10**6}
-"""What the agent uses of each resource before any training, measured on x86-64 with one thread."""
+"""The agent's use of each resource before any training, measured on x86-64 with one thread."""
 UNLIMITED_BYTES = 1 << 62
 """In control groups of version 1, a number close to 2^63 means that there is no limit."""
 

@@ -69,9 +69,10 @@ def check_need(need: tuple[int, str] | None, manifest: Manifest, limits: Sequenc
             f"idle agent, but {tightest.name} allows only {allowed}"
         )
     needed = peak + tightest.used + START_VARIATION_BYTES
-    # A submodel may use the memory that remains after the training's own part.
+    # A smaller submodel may use the memory that remains after the training's own part.
     fitting = tightest.left - TRAINING_RESERVE_BYTES
-    # Every submodel needs the runtime's first session. Below it, no submodel can be suggested.
+    # Every submodel needs the memory of the runtime's first session. If less is free, suggest no
+    # submodel.
     possible = fitting > session_bytes(manifest)
     most = bytes_as_option(fitting, round_down=True)
     smaller = f", or take a submodel with a peak memory of at most {most}" if possible else ""

@@ -128,7 +128,8 @@ def random_run(
 
 
 NUDGE = 1e-6
-"""About the relative size of rounding errors. Ten times as much flips ReLU masks in deep nets."""
+"""About the relative size of rounding errors. A change ten times as large flips ReLU masks in deep
+nets."""
 
 
 def nudge(tensors: Iterable[np.ndarray]) -> None:

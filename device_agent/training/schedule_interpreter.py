@@ -235,7 +235,8 @@ class ScheduleRun(ResumableRun):
             begun = time.perf_counter()
             indices = part
             if instruction.privacy is not None:
-                # Not by the seed: who knows the batches can subtract more from the noised sums.
+                # Do not use the seed: anybody who knows the batches can subtract more from the
+                # noised sums.
                 probability = sampling_probability(len(self.trained), instruction.batch_size)
                 indices = poisson_batch(len(self.trained), probability, self.random_bytes)
             losses = self.train_batch(instruction, sessions, self.trained[indices])
@@ -310,8 +311,9 @@ class ScheduleRun(ResumableRun):
     ) -> list[float]:
         """Compute the noised mean gradient of the samples `indices`. Returns their finite losses.
 
-        Other losses must not end the training: the coordinator would learn that from one sample.
-        Clipping and noise are not part of the graph, so the owner need not trust the bundle.
+        A loss that is not finite must not end the training, because the coordinator would learn
+        this about one sample. Clipping and noise are not part of the graph, so the owner need not
+        trust the bundle.
         """
         assert instruction.privacy is not None
         signature, losses = self.bundle.manifest.signatures[step.signature], []
@@ -320,7 +322,7 @@ class ScheduleRun(ResumableRun):
         for total in sums.values():
             total[...] = 0.0
         if any(port.kind == "seed" for port in signature.inputs):
-            # By the seed of the training, a graph could tell how many samples came before.
+            # From the seed of the training, a graph could tell how many samples came before.
             self.dropout = np.random.default_rng(int.from_bytes(self.random_bytes(16), "little"))
         for number in range(len(indices)):
             sample = indices[number : number + 1]
@@ -334,6 +336,6 @@ class ScheduleRun(ResumableRun):
             if math.isfinite(loss):
                 losses.append(loss)
             add_clipped(sums, results, instruction.privacy.clip)
-            del results  # before the next gradients are in memory
+            del results  # free them before the next gradients are in memory
         to_noised_mean(sums, instruction.privacy, instruction.batch_size, self.random_bytes)
         return losses

@@ -78,7 +78,8 @@ class SignatureRuns:
         personal: Personal tensors of an earlier round, by name.
         held_out: Indices of the samples that are only evaluated.
         on_batch: Called before each batch.
-        random_bytes: Where the noise and the batches of differential privacy come from.
+        random_bytes: The source of randomness for the noise and the batches of differential
+            privacy.
         state: The tensors that the open signatures read and replace, by name.
         recordings: Recorded activations, by their names in the schedule.
         dropout: Generator of the seeds for signatures with dropout.

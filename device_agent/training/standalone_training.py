@@ -59,15 +59,17 @@ def train(
         bundle: Folder of the bundle.
         data: Samples `x` of shape (n, *sample shape) and labels `y`: (n,), or (n, ...) with a label
             for each position of the model's output. Pass an .npz file, a folder of x.npy and y.npy,
-            `module:callable`, a pair of arrays or a mapping with the keys `x` and `y`.
+            `module:callable`, a pair of arrays or a mapping with the keys `x` and `y`. If the
+            bundle has `preprocessing`, also CSV files, or a folder of pictures for each class.
         out: Folder for the update. It must not exist, unless `force` is set.
         personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
             and written after training. Without it, the personal model is lost, and a warning is
             logged.
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout.
-        validation: Share of the samples that is held out and evaluated after each epoch.
-        max_memory: Bytes of memory that this process may use.
+        validation: Share of the samples, in [0, 1), that is held out and evaluated after each
+            epoch.
+        max_memory: Bytes of memory that this process may use; None for no limit.
         on_epoch: Called after each epoch with its number, the number of epochs and the mean loss.
         force: Replace an update that is in `out`.
 
@@ -76,7 +78,7 @@ def train(
 
     Raises:
         BundleError: The bundle is incomplete, damaged or of another format version.
-        DataError: The data do not fit the bundle.
+        DataError: The data do not fit the bundle, or a disk is full (StorageError).
         LimitError: The training needs more memory than it may use, or more than is free.
         UpdateError: The training diverged.
         InputError: `out` or `personal` cannot be used. Nothing was changed.

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 CLOSE_LOSS, CLOSE_CHANGE = 1e-3, 0.05
-"""Two losses may differ by the first share of the loss plus the second share of its change since
-the first loss. If a pre-activation is zero except for rounding, its gradient may differ."""
+"""Two losses may differ by the sum of two shares: CLOSE_LOSS of the loss, and CLOSE_CHANGE of its
+change since the first loss. If a pre-activation is zero except for rounding, its gradient may
+differ."""
 CLOSE_STEP, SMALLEST_STEP = 0.01, 0.01
-"""Two changes of a tensor may differ by the first share. A change smaller than the second share of
-the mean change counts as that large, because its gradient may be zero except for rounding. Flipped
-masks of ReLUs caused differences of 0.003."""
+"""Two changes of a tensor may differ by the share CLOSE_STEP. A change smaller than SMALLEST_STEP
+of the mean change counts as this share, because its gradient may be zero except for rounding.
+Flipped masks of ReLUs caused differences of 0.003."""
 ROUNDINGS = 10
 """Changes may also differ by this many times the effect of a nudge of all weights: Adam divides a
 gradient by its own size, even if the gradient is only a rounding error."""
@@ -65,7 +66,7 @@ def changed_since(
 
 
 def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstStep]) -> str | None:
-    """Explain why a form must not be used; None if its first step equals that of the plain graphs.
+    """Explain why a form must not be used; None if its first step agrees with the plain graphs.
 
     Args:
         plain: The first step of the plain graphs.

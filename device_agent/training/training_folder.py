@@ -17,7 +17,7 @@ CHECKPOINT = "checkpoint.safetensors"
 UNPACKED = "data"
 """Subfolder for local data that had to be unpacked or converted."""
 WORTH_KEEPING = (OSError, MemoryError, LimitError, StorageError)
-"""The next start may not have these errors again, so the checkpoint is kept."""
+"""These errors may be gone at the next start, so the checkpoint is kept."""
 
 
 def training_folder(out: Path) -> Path:

@@ -36,8 +36,8 @@ class TrainingOptions:
         """The share of the samples on which this device does not train.
 
         This is the larger of two shares: the owner's `validation`, and the share of a federated
-        evaluation. A larger share includes all samples of a smaller share. So the samples of a
-        federated evaluation are never trained.
+        evaluation. A larger share includes all samples of a smaller share. So the training never
+        uses samples of a federated evaluation.
         """
         return max(self.validation, 0.0 if self.evaluation is None else self.evaluation.share)
 

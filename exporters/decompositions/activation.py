@@ -47,7 +47,7 @@ def hardswish(x: Tensor) -> Tensor:
 def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
     """dX = grad * (hardsigmoid(x) + x / 6 where |x| < 3), without a selection."""
     inside = x * (x.abs() < 3).to(x.dtype)
-    # With the number as second factor, product and sum take one pass over a blocked tensor.
+    # If the number is the second factor, product and sum take one pass over a blocked tensor.
     return grad * (aten.hardsigmoid(x) + inside * (1 / 6))  # type: ignore[no-any-return]
 
 

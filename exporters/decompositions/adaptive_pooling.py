@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def window_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """(start, end) of each of `count` windows on an axis of `size`; `end` is not included."""
+    """The (start, end) of each of `count` windows on an axis of `size`; `end` is not included."""
     return [(o * size // count, -(-(o + 1) * size // count)) for o in range(count)]
 
 
@@ -73,7 +73,7 @@ def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """Add each window's gradient to the first maximum of the window, which is searched in `x`.
+    """Add each window's gradient to the first maximum of the window in `x`.
 
     dX = sum of R^T share C over all positions in a window. share (.., rows', columns') is the part
     of the gradient that goes to that position; R (rows', rows) and C (columns', columns) are

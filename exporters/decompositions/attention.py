@@ -80,7 +80,7 @@ def weights(scores: Tensor, mask: Tensor | None) -> Tensor:
     """P = softmax(scores); zeros, as in PyTorch, for a query whose `mask` excludes every key."""
     if mask is None:
         return torch.softmax(scores, -1)
-    # The softmax of a row of -inf is nan, and so is its gradient, even where it is replaced.
+    # The softmax of a row of -inf is nan. Its gradient is nan even if the softmax is replaced.
     excluded = (scores == -math.inf).all(-1, keepdim=True)
     p = torch.softmax(torch.where(excluded, 0.0, scores), -1)
     return torch.where(excluded, 0.0, p)

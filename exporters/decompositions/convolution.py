@@ -14,7 +14,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution's kernel moves. Each list has one entry per axis: height, width in 2-D."""
+    """How a convolution's kernel moves.
+
+    Each list has one entry per axis: in 2-D, height and width.
+    """
 
     stride: list[int]
     padding: list[int]

@@ -1,4 +1,4 @@
-"""Rewrite plain as transposed convolutions, or the reverse, if the other kind is faster."""
+"""Rewrite plain convolutions as transposed ones, or the reverse, if the other kind is faster."""
 
 import math
 from dataclasses import replace

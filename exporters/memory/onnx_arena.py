@@ -17,14 +17,14 @@ from device_agent.system.process_memory import LARGE_BYTES
 from exporters.memory.liveness import Buffer
 
 GRAIN = 256
-"""Sizes of blocks are multiples of this."""
+"""Sizes of blocks are multiples of this number of bytes."""
 FIRST_REGION = 2**20
 MOST_REGIONS = 2**16
 """Large regions are numbered downwards from this number."""
 PAGE = 4096
 TABLE = 32
-"""The size of a region divided by this is the size of its table. For every GRAIN bytes of the
-region, the table has 8 bytes, which name the block there."""
+"""The size of a region divided by TABLE is the size of its table. For every GRAIN bytes of the
+region, the table has 8 bytes, which name the block at this place."""
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""What a model is trained for: built-in losses, their weighted sums, and the user's own losses."""
+"""The objectives of training: built-in losses, their weighted sums, and the user's own losses."""

@@ -21,7 +21,8 @@ OWN = ":"
 WEIGHT = "weight"
 """The option that every built-in loss takes in a sum of losses."""
 SUM = re.compile(r"(?<![0-9.][eE])\+")
-"""The plus sign between two losses of a sum. That of an exponent, such as 1e+2, does not match."""
+"""The plus sign between two losses of a sum. The plus sign of an exponent, such as 1e+2, does not
+match."""
 Value = float | tuple[float, ...]
 
 
@@ -165,7 +166,8 @@ def takes_numbers(loss: str) -> bool:
 def mixes_samples(loss: str) -> str | None:
     """Name a part of a loss that depends on other samples of the batch; None if there is none.
 
-    The weights of classes are relative to those of the other samples. An own loss is not known.
+    A class weight depends on the classes of the other samples. The code of an own loss is not
+    examined.
 
     Examples:
         >>> mixes_samples("contrastive"), mixes_samples("mse")

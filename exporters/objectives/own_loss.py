@@ -162,7 +162,8 @@ class Unusable(Tensor):
 class InBothModes(Named):
     """The outputs that a model returns in training and in inference.
 
-    A loss that reads another one, or all, would silently miss those of one mode.
+    A loss that reads an output of only one mode, or reads all outputs, would silently miss outputs
+    in one of the modes.
     """
 
     def __init__(self, outputs: Mapping[str, Any], hidden: frozenset[str], loss: str) -> None:

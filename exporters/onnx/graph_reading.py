@@ -108,7 +108,7 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
 def before_swap(weight: Value) -> Value | None:
     """Return the original weight if `weight` is a copy with swapped channels and a flipped kernel.
 
-    Returns None if `weight` is no such copy.
+    Returns None if `weight` is not such a copy.
     """
     turn = weight.producer()
     if turn is None or turn.op_type != "Slice" or len(turn.inputs) < 5:
@@ -140,8 +140,8 @@ def is_all(value: Value | None, number: float) -> bool:
 def gradient_of(node: Node) -> Gradient | None:
     """Return the gradient that `node` computes.
 
-    Returns None unless `node` is a gradient as `exporters/decompositions/convolution.py` writes
-    gradients.
+    Returns None if `node` does not have the form in which `exporters/decompositions/convolution.py`
+    writes gradients.
     """
     if node.op_type != "Conv" or node.domain or len(dims_of(node.outputs[0])) != 4:
         return None

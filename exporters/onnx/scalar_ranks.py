@@ -1,8 +1,8 @@
 """Gives scalars in a graph as many axes as the tensors that they are combined with.
 
 ONNX Runtime joins neighbouring axes of an operator's inputs into one long row only if both inputs
-have these axes. For example, 0.01 * w for a weight w (128, 512, 3, 1) takes 1.3 ms if 0.01 is a
-scalar of shape (), and 0.02 ms if its shape is (1, 1, 1, 1) (onnxruntime 1.31.1, x86-64).
+have these axes. For example, let w be a weight (128, 512, 3, 1). Then 0.01 * w takes 1.3 ms if 0.01
+has the shape (), and 0.02 ms if it has the shape (1, 1, 1, 1) (onnxruntime 1.31.1, x86-64).
 """
 
 from typing import Any

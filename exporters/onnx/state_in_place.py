@@ -1,9 +1,9 @@
 """Lets a training step write new weights and optimizer state over the old values.
 
-The memory of the old value may be overwritten once every node that reads it has run. That is
+The memory of the old value may be overwritten after every node that reads it has run. This is
 certain only if the node that computes the new value depends on all these nodes. A weight's gradient
-depends on most readers of the weight, but not on the node that computes the gradient for the layers
-before. This module adds the missing dependencies.
+depends on most readers of the weight, but not on the node that computes the gradient for earlier
+layers. This module adds the missing dependencies.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Translates a traced graph with torch.onnx, without tracing it again.
 
-`torch.export` would run the whole graph once more to get what the traced graph already has: the
-shape of each value, and which shapes depend on the batch size.
+`torch.export` would run the whole graph once more, to find what the traced graph already stores:
+the shape of each value, and whether it depends on the batch size.
 """
 
 import logging

@@ -18,7 +18,8 @@ from exporters.int8_scales import to_int8
 from exporters.memory.onnx_footprint import is_folded
 
 BLOCK_BYTES = 2 * LARGEST_FOLDED
-"""Size of a block as float32. It is so large that a session does not convert it when it opens."""
+"""Size of a block as float32. Blocks are so large that a session does not convert them when it
+opens."""
 
 
 def hold_weights(

@@ -67,8 +67,8 @@ COMPOSITES: dict[Any, Replacement] = {
     aten.affine_grid_generator.default: affine_grid,
     **dict.fromkeys(POOLS, average_pool),
 }
-"""Operators with in-place writes, strides or gradients that no format has, and what replaces
-them."""
+"""Operators with in-place writes, strides or gradients that no format has, and their
+replacements."""
 
 
 class Composites(Replacements):

@@ -1,4 +1,4 @@
-"""Lets Python look less often for garbage: objects that only refer to each other."""
+"""Lets Python search less often for garbage: objects that only refer to each other."""
 
 import gc
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from version 3.13 on)."""
 
 LOCK = Lock()
 settings: list[tuple[int, int, int]] = []
-"""One entry for each active context, of any thread. All entries are equal: the setting of the
-process before the first of these contexts began."""
+"""One entry for each active context of any thread. All entries are equal: they are the setting of
+the process before the first of these contexts began."""
 
 
 @contextmanager

@@ -216,7 +216,7 @@ UNSUPPORTED = (
 
 
 EXPORTED = ("linalg_vector_norm", "linalg_cross", "lift_fresh_copy", "lift_fresh")
-"""Operators that are exported, although their names or their lack of a form say otherwise."""
+"""Operators that are exported, although their names or a missing form suggest otherwise."""
 
 
 def find_unsupported(operator: str) -> UnsupportedGroup | None:
@@ -230,8 +230,8 @@ def find_unsupported(operator: str) -> UnsupportedGroup | None:
 def may_lack_form(operator: str) -> bool:
     """Whether an export may fail for an ATen `operator` like aten::median.
 
-    That is an operator of an unsupported group, or one that is no core operator of PyTorch and
-    that nothing expresses by core operators.
+    This holds for operators of an unsupported group, and for operators that are not PyTorch core
+    operators and have no decomposition into core operators.
     """
     if find_unsupported(operator) is not None:
         return True

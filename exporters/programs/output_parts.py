@@ -13,7 +13,7 @@ from device_agent.formats.manifest import SAFE_LIMIT, Part
 from device_agent.formats.packing import columns, packed_size
 
 PREFERRED = "logits"
-"""If a loss names no output, it takes the one with this name from a dictionary of outputs."""
+"""If a loss names no output, it takes the output with this name from a dictionary of outputs."""
 
 
 def pack_outputs(tensors: Sequence[Tensor], rows: Any) -> Tensor:
@@ -49,8 +49,8 @@ def random_labels(
 ) -> Tensor:
     """Random packed labels: classes, and numbers from 0 to 1.
 
-    With `with_ends`, a quarter of the numbers is 0 and a quarter is 1: losses compare labels with
-    them to find the places of objects. But some losses are not finite then.
+    With `with_ends`, a quarter of the numbers is 0 and a quarter is 1. Some losses compare labels
+    with 0 and 1 to find the places of objects; other losses are not finite for 0 and 1.
     """
 
     def numbers(shape: tuple[int, int]) -> Tensor:

@@ -55,7 +55,7 @@ class Recomputation:
 
 @dataclass(eq=False)
 class JointTrace:
-    """Signatures that begin with the same computation, and so are traced at once.
+    """Signatures that begin with the same computation, and are therefore traced together.
 
     Attributes:
         signature: Its inputs and outputs include the inputs and outputs of all these signatures.

@@ -113,7 +113,7 @@ class Walk:
         """`inputs` are the names of tensors that signatures read as inputs."""
         self.inputs = inputs
         self.packages: set[str] = set()
-        # The objects are kept, so that no other object gets the id of one that was freed.
+        # Keep the objects, so that no other object gets the id of a freed object.
         self.seen: dict[int, tuple[int, object]] = {}
 
     def signature(self, signature: ProgramSignature) -> Iterator[str]:

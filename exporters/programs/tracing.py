@@ -113,7 +113,7 @@ def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphMo
 
 
 def views_to_reshapes(graph: Graph) -> None:
-    """Let `graph` run whatever the memory layouts are: torch's are not always those traced."""
+    """Let `graph` run with any memory layouts: torch's may differ from the traced layouts."""
     for node in graph.nodes:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
@@ -267,7 +267,7 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
     """Raise ExportError for operators that inference runtimes do not have."""
     for name in operators(graph):
         # A trailing underscore marks in-place operators that functionalize could not remove.
-        in_place = name.endswith("_") and not name.endswith("__")  # `__rshift__` is none
+        in_place = name.endswith("_") and not name.endswith("__")  # not `__rshift__`
         if "backward" in name or in_place or name in TRAINING_OPERATORS:
             raise unsupported(signature, name)
 

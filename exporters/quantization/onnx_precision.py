@@ -86,7 +86,7 @@ def optimized(graph: bytes) -> ModelProto:
     with TemporaryDirectory() as folder, without_remarks():
         before, after = Path(folder, "graph.onnx"), Path(folder, "optimized.onnx")
         before.write_bytes(graph)
-        # Symbolic shapes would only serve transformers, and knows fewer operators.
+        # Symbolic shape inference helps only transformers, and supports fewer operators.
         quant_pre_process(before, after, skip_symbolic_shape=True)
         return onnx.load(after)
 

@@ -17,7 +17,8 @@ NAME = re.compile(r"_?(batch_?size|n_?batch|batch|bsz?)", re.IGNORECASE)
 def set_batch_size(model: nn.Module, size: int | SymInt) -> None:
     """Set the whole numbers in attributes named `batch_size` and the like to `size`.
 
-    They may also be in a configuration that a module has as an attribute. Call it with a copy.
+    The attributes may also be in a configuration that a module has as an attribute. Call this
+    function with a copy of the model.
     """
     for module in model.modules():
         for space in (vars(module), *configurations(module)):

@@ -168,7 +168,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...], own_loss: boo
     try:
         (training, in_training), dtype = record_training(model, sample_shape, own_loss)
     except ModelError as error:
-        # Code that decides by values or draws is not run: its loops might never end for zeros.
+        # Do not run code that decides by values or draws: its loops might never end for zeros.
         decides = error.code.startswith(("model.data-dependent", "model.random-numbers"))
         explained = None if decides else wrong_input_shape(model, sample_shape)
         if explained is None:
@@ -235,7 +235,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...], own_loss: boo
     check_cuts(model, captured)
     check_recording(model, captured)
     fix_draws(inference)
-    if not own_loss:  # it gets such rows as the model returns them
+    if not own_loss:  # the loss gets such rows as the model returns them
         check_rows(captured)
     return captured
 
@@ -243,7 +243,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...], own_loss: boo
 def outputs_in_both(
     in_training: OutputForm, in_inference: OutputForm, only: Sequence[str]
 ) -> OutputForm:
-    """The form of a model of which only the outputs `only` of training are exported."""
+    """Return the form of a model that exports only the outputs `only` of its training mode."""
     left_out = dict.fromkeys(
         [part.name for part in in_training.parts if part.name not in only],
         "it is returned only in training",
@@ -384,7 +384,7 @@ def record_current_mode(
 
 
 def recorded_whole(model: nn.Module, changed: set[str], example: Tensor) -> GraphModule:
-    """The graph of `model`; code that divides batches into parts keeps them whole.
+    """The graph of `model`. Code that would divide batches into parts keeps them whole.
 
     Raises errors like `exported`.
     """

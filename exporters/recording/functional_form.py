@@ -1,13 +1,13 @@
 """Replaces the in-place writes of a recorded graph by new values, to cut the graph anywhere.
 
 `relu_(x)` changes x and every view of x. Afterwards the graph computes y = relu(x) instead. Nodes
-that read x or a view of x after the write then read y or the same view of y. A write through a
-view becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
+that read x or a view of x after the write now read y or the same view of y. A write through a view
+becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
 
 A write into a buffer that is saved with the model, such as an average, also becomes a new value.
 One `copy_` after the last write stores the new value, and no later node reads the buffer.
 
-Nodes that share memory are known exactly: recording keeps the storage of every value.
+It is known exactly which nodes share memory, because recording keeps the storage of every value.
 """
 
 import operator
@@ -63,7 +63,7 @@ def make_functional(module: GraphModule, kept: Collection[str]) -> None:
             trained.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.detach_.default):
-        node.target = aten.detach.default  # of a constant; it changes no number
+        node.target = aten.detach.default  # changes no number of the constant
     copied, twins = Graph(), dict[Node, Node]()
     copied.output(copied.graph_copy(module.graph, twins))
     copied.output_node().meta = dict(module.graph.output_node().meta)
@@ -99,7 +99,7 @@ class Writes:
         self.pending = [
             n for n in graph.nodes if writes_in_place(n) and self._memory.get(n) not in own
         ]
-        # What a view or a write reads, before any argument is replaced.
+        # The inputs of each view or write, before any argument is replaced.
         self._viewed = {n: o for n in self._memory if (o := self._viewed_by(n)) is not None}
         self._versions = dict.fromkeys({self._memory.get(n) for n in self.pending}, 0)
         self._values: dict[Node, tuple[int, Node]] = {}

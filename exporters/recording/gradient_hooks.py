@@ -1,7 +1,7 @@
 """Detects hooks with which a model's own code changes gradients. A recording leaves out hooks.
 
-Hooks and the backward passes of a model's own functions may loop until a value is small, and such a
-loop may have no end for random numbers. So the values that they read are counted.
+Hooks and the backward passes of a model's own functions may loop until a value is small. With
+random numbers, such a loop may have no end. So the reads of values are counted.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class GradientHooks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run `func`; of `register_hook`, watch the hook."""
+        """Run `func`. If it is `register_hook`, watch the hook."""
         if func is Tensor.register_hook and len(args) == 2:
             args = args[0], watched(args[1], source_lines.running_line())
         return func(*args, **(kwargs or {}))

@@ -46,8 +46,8 @@ STRIDED = (aten.empty_strided.default, aten.new_empty_strided.default)
 def use_first_names(graph: GraphModule, tensors: Mapping[str, Tensor]) -> None:
     """Let `graph` read each of the model's `tensors` by its first name.
 
-    Of several names, torch records the last. It records a constant for a parameter that the model
-    reads from a Python list or dictionary, or from a module in such a container.
+    If a tensor has several names, torch records the last name. If the model reads a parameter from
+    a Python list or dictionary, or from a module in such a container, torch records a constant.
     """
     read = graph.graph.find_nodes(op="get_attr")
     others = {name: attribute(graph, name) for name in constants_of(graph) if name not in tensors}
@@ -121,7 +121,7 @@ def fill_with_zeros(graph: GraphModule) -> None:
     """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
     In the graph, filling becomes a copy, and this copy would read the reserved memory. Random draws
-    do not read the reserved memory, so they keep it.
+    do not read the reserved memory, so they are not changed.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
@@ -229,7 +229,7 @@ def fix_eps(norm: Node) -> None:
 
 
 def float_bounds(clamp: Node) -> None:
-    """Make the bounds of `clamp` floats, as its tensor is; ONNX wants both of one type."""
+    """Convert the bounds of `clamp` to floats, like its tensor: ONNX requires one type for all."""
     if clamp.meta["val"].is_floating_point():
         value, *bounds = clamp.args
         clamp.args = value, *(float(b) if isinstance(b, int) else b for b in bounds)
@@ -281,14 +281,15 @@ def is_batch_counter(graph: GraphModule, node: Node) -> bool:
         return is_integer_attribute(graph, counted) and is_batch_counter(graph, node.args[1])  # type: ignore[arg-type]
     if node.target not in (aten.add_.Tensor, aten.add.Tensor):
         return False
-    # A module that runs twice in one pass counts twice: the second addition reads the first.
+    # A module that runs twice in one pass counts twice: the second addition reads the result of the
+    # first.
     return is_integer_attribute(graph, counted) or (
         isinstance(counted, Node) and is_batch_counter(graph, counted)
     )
 
 
 def fold_double_constants(graph: GraphModule) -> None:
-    """Replace values that are not float64, but depend only on float64 constants, by constants.
+    """Replace values of other types by constants if they depend only on float64 constants.
 
     A device computes in float32, and TFLite has neither float64 nor bytes. But code such as
     `torch.tensor(numpy_array).float()` needs float64 only to make a constant, and the causal mask
@@ -362,7 +363,7 @@ INDEXES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
     """Replace constant masks in indexes, as in `x[:, ~eye]`, by the positions where they are true.
 
-    The size of the result is fixed then, but operators with a mask do not know it.
+    The size of the result is then fixed; with a mask, it would not be known.
     """
     for node in list(graph.graph.nodes):
         if node.target not in INDEXES or node in known:

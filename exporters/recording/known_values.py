@@ -1,8 +1,8 @@
 """Reads the values of tensors that samples do not change, while a model is recorded.
 
 A model may keep a list of columns or a flag as a tensor, in an attribute or in a buffer of
-integers, and its Python code may branch on the values. `torch.export` does not know the values.
-Here they are computed beside the recording.
+integers. Its Python code may branch on the values. `torch.export` does not know the values. Here
+the values are computed in parallel with the recording.
 """
 
 import re
@@ -34,7 +34,7 @@ FOLLOWED = (
         for name in (word, f"__{word}__", f"__r{word}__")
     ),
 )
-"""Functions whose results are known if the tensors that they take are."""
+"""Functions whose results are known if the values of their tensors are known."""
 MADE = ("tensor", "as_tensor", "arange", "linspace", "zeros", "ones", "full")
 """Functions that make a tensor of numbers, if the numbers are not tensors."""
 
@@ -52,7 +52,7 @@ class KnownValues(TorchFunctionMode):
         self.number = ""
         self._following = True
         self._module = module
-        # Batch norms write their counters; models that write buffers are refused.
+        # Batch norms write their counters. Models that write other buffers are refused.
         self._buffers = {
             name: buffer.detach().clone()
             for name, buffer in module.named_buffers(remove_duplicate=False)
@@ -111,9 +111,9 @@ class KnownValues(TorchFunctionMode):
         return None
 
     def _forget(self, written: Tensor) -> None:
-        """Follow neither a buffer that is written nor what was read from buffers before.
+        """Forget the values of a written buffer, and all values that were read from buffers before.
 
-        Any other tensor may share its memory with each constant: then follow nothing.
+        If another tensor is written, follow nothing more: it may share memory with any constant.
         """
         names = [name for name in self._buffers if self._module.get_buffer(name) is written]
         self._following = bool(names)

@@ -42,8 +42,8 @@ CONTROL_FLOW = ("cond", "while_loop", "map_impl", "scan", "associative_scan")
 WEIGHTED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TAKEN = frozenset({*dir(GraphModule(nn.Module(), Graph()))} - {*dir(nn.Module())})
-"""The attributes of recorded graphs that modules do not have. A recording would hide its own ones,
-such as `code` and `graph`, if the model has modules or tensors of these names."""
+"""The attributes of recorded graphs that modules do not have, such as `code` and `graph`. Modules
+or tensors of a model with these names would hide the attributes of its recording."""
 VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", "aten.transpose")
 
 

@@ -1,4 +1,4 @@
-"""What a model returns: one tensor, or several outputs that a recording packs into one."""
+"""The outputs of a model: one tensor, or several outputs that a recording packs into one."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +17,9 @@ from profiles.errors import ModelError
 
 @dataclass(frozen=True)
 class Rows:
-    """Where an output holds the samples: on `axis`, each in `count` places, or in one if None.
+    """The `axis` on which an output holds the samples.
+
+    Each sample has `count` places; None means one.
 
     Examples:
         >>> steps_first = torch.arange(6).view(3, 2)
@@ -37,7 +39,7 @@ class Rows:
         return value if self.count is None else value.reshape(rows, self.count, *value.shape[1:])
 
     def as_returned(self, value: Tensor) -> Tensor:
-        """The opposite of `by_sample`; contiguous, as models return it."""
+        """The inverse of `by_sample`. The result is contiguous, as models return it."""
         value = value if self.count is None else value.flatten(0, 1)
         return value.movedim(0, self.axis).contiguous()
 
@@ -85,7 +87,7 @@ class OutputForm:
     def pack(self, returned: object, rows: int | SymInt) -> object:
         """The only output in the value that the model returns for `rows` samples, or all packed."""
         values = dict(named_values(returned))
-        if not self.parts and len(values) < 2:  # a check of the output says what is wrong
+        if not self.parts and len(values) < 2:  # a later check of the output names the problem
             return next(iter(values.values()), returned)
         if not self.parts:
             raise ModelError(
@@ -119,7 +121,7 @@ class OutputForm:
         return {name: self.restored(name, value) for name, value in values.items()}
 
     def restored(self, name: str, value: Tensor) -> Tensor:
-        """The opposite of `by_sample`, except that a number is there for each sample."""
+        """The inverse of `by_sample`, except that a number is repeated for each sample."""
         value = self.rows[name].as_returned(value) if name in self.rows else value
         return value.to(self.integers.get(name, value.dtype))
 
@@ -131,8 +133,8 @@ SINGLE = OutputForm(())
 def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) -> OutputForm:
     """Find the outputs in the value that a model returns for a batch of `rows` samples.
 
-    Outputs in which the batch is not the first axis are left out, unless there is no other output
-    with a batch, or a loss of the user's own takes everything that the model returns.
+    Outputs in which the batch is not the first axis are left out. They are kept in two cases: no
+    other output has a batch, or the user's own loss takes everything that the model returns.
 
     Examples:
         >>> x = torch.zeros(5, 3)
@@ -214,7 +216,7 @@ def rows_of(value: Tensor, rows: int | SymInt) -> Rows | None:
 
 
 def _count(size: int | SymInt, rows: int | SymInt) -> int:
-    """How many times `rows` is `size`, without a guard on the numbers; 0 if it is no multiple."""
+    """The quotient `size` / `rows`, without a guard on the numbers; 0 if it is not whole."""
     if isinstance(size, SymInt) and isinstance(rows, SymInt):
         count = size.node.expr / rows.node.expr
         return int(count) if count.is_Integer else 0

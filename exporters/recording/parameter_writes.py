@@ -1,7 +1,7 @@
 """Takes the writes of a model into its own parameters out of its graph.
 
-The writes must come before all uses, and read parameters and constants alone. Then a step can first
-compute the changed parameters, see `programs/changed_parameters.py`.
+The writes must come before all uses, and may read only parameters and constants. Then a step can
+compute the changed parameters first; see `programs/changed_parameters.py`.
 """
 
 from collections.abc import Collection, Mapping
@@ -115,7 +115,7 @@ def running_statistics(graph: GraphModule) -> set[str]:
 def check_attributes(changed: Mapping[str, Tensor]) -> None:
     """Raise ModelError if `forward` has noted a tensor as an attribute of a parameter.
 
-    Binarized networks note the weight before its change so. A recording would forget it.
+    Binarized networks store the unchanged weight in this way. A recording would lose it.
     """
     for name, parameter in changed.items():
         for attribute, value in vars(parameter).items():

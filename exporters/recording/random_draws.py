@@ -91,7 +91,7 @@ def draws_outside_torch(line: str) -> ModelError:
 
 
 def line_of_draw(run: Callable[[], object]) -> str:
-    """The user's line that draws first with numpy's or Python's generator while `run` runs.
+    """The first user's line that draws with numpy's or Python's generator while `run` runs.
 
     This is slow: Python reports each call. Errors of `run` are ignored.
     """

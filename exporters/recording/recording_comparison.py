@@ -37,15 +37,15 @@ from exporters.recurrence.packed_layers import OPERATORS
 from profiles.errors import ModelError
 
 SEEDS = 7, 183
-"""Seeds for which the first number that is drawn is below 0.01 or above 0.99."""
+"""Seeds with which the first drawn number is below 0.01 or above 0.99."""
 RECORDING_TOLERANCE = 1e-3
 """Largest difference between a model and its recording, relative to the norm of the model's result.
 
 Both run in float32, so only rounding errors may differ."""
 
 SPREAD = 10.0
-"""If a model has functions with own gradients, samples are multiplied by this number, too. Such a
-function may be the gradient of its forward pass for small numbers only."""
+"""If a model has functions with own gradients, it is also compared on samples multiplied by this
+number: such a gradient may agree with the forward pass only for small numbers."""
 WIDE = 1000.0
 """Samples with numbers of this size show whether a model takes them as ids."""
 
@@ -182,7 +182,7 @@ def check_padded_length(model: nn.Module, x: Tensor, changed: Container[str]) ->
             outputs.append(None)
     first = outputs[0]
     if all(output is None for output in outputs):
-        return  # it fails for another reason, which `run_original` reports
+        return  # the model fails for another reason, which `run_original` reports
     if not isinstance(first, Tensor) or not all(
         isinstance(output, Tensor)
         and output.shape == first.shape
@@ -235,7 +235,7 @@ def recorded_results(
         leaf.register_post_accumulate_grad_hook(compare)  # type: ignore[no-untyped-call]
     total = (output * random_like(output, generator)).sum()
     torch.autograd.backward(total, inputs=list(leaves.values()))
-    squares += [total_norm([reference]) ** 2 for reference in references.values()]  # unused ones
+    squares += [total_norm([reference]) ** 2 for reference in references.values()]  # unused
     references.clear()
     return output.detach(), math.sqrt(sum(squares))
 
@@ -397,7 +397,10 @@ def run_original(
 
 
 def sized(model: nn.Module, x: Tensor) -> nn.Module:
-    """`model`, a copy, with the number of samples of `x` in attributes such as `batch_size`."""
+    """Set attributes of `model`, such as `batch_size`, to the number of samples of `x`.
+
+    `model` is a copy.
+    """
     set_batch_size(model, len(x))
     return model
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 COPIED = (nn.Module, Tensor, list, dict)
-"""Objects that functions inside a model may read, and that a copy of the model has copies of."""
+"""Types of objects that functions inside a model may read, and that are copied with the model."""
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -66,7 +66,8 @@ def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
     attributes = [value for module in model.modules() for value in vars(module).values()]
     # Scripted functions, such as activations, cannot be copied; they have no state.
     scripted = {id(v): v for v in attributes if isinstance(v, torch.jit.ScriptFunction)}
-    # Neither can computed weights, which torch.nn.utils.weight_norm computes again for each run.
+    # Computed weights cannot be copied either; torch.nn.utils.weight_norm computes them for each
+    # run.
     computed = {id(v): v.detach() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
     memo: dict[int, Any] = {**parameters, **scripted, **computed}
     twin = copy.deepcopy(model, memo=memo)
@@ -76,7 +77,7 @@ def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
 
 
 def bind_functions(space: dict[Any, Any], copies: Mapping[int, Any]) -> None:
-    """Let functions in `space`, such as hooks, read the `copies` of what they read by a closure.
+    """Let functions in `space`, such as hooks, read `copies` of the objects in their closures.
 
     `copy.deepcopy` does not copy functions.
     """

@@ -59,7 +59,7 @@ from profiles.errors import EdgeTailorError, ModelError
 @contextmanager
 def recording_context() -> Iterator[None]:
     """Context in which functions of torch are recorded as operators that both formats have."""
-    # These loggers only repeat what the exception says.
+    # These loggers only repeat the message of the exception.
     for noisy in ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     # torch prints the unfinished graph to stderr when it fails.

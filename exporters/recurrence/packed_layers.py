@@ -28,7 +28,7 @@ for kind in ("gru", "rnn_tanh", "rnn_relu"):
 
 
 def mask_of_steps(steps: int, lengths: Tensor) -> Tensor:
-    """Whether each sample has each of the `steps`, as booleans (steps, B)."""
+    """Booleans (steps, B) that say which of the `steps` each sample has."""
     return torch.arange(steps, device=lengths.device).unsqueeze(1) < lengths
 
 

@@ -96,7 +96,7 @@ def lstm_derivative(loop_run: Loop, gradients: Gradients) -> Gradients:
 
 
 def gru(h: Tensor, x: Tensor, w_x: Tensor, w_h: Tensor, *biases: Tensor) -> Results:
-    """Forward step of a GRU: h' = n + z (h - n), n = tanh(v_n + r u_n), r and z sigmoids of v + u.
+    """Forward step of a GRU: h' = n + z (h - n), n = tanh(v_n + r u_n), r, z = sigmoid(v + u).
 
     v = w_x x + b_x and u = w_h h + b_h. Shapes: w_x (3n, m), w_h (3n, n), and two biases (3n, 1) or
     none. Outputs: h', then the values that the backward step reads: r, z, n, u_n and h, all (n, B).

@@ -13,7 +13,7 @@ from exporters.tflite.tensor_layouts import Value, product
 
 aten = torch.ops.aten
 MOST_AXES = 6
-"""XNNPACK (LiteRT's fast library) reduces tensors of at most so many axes."""
+"""XNNPACK (LiteRT's fast library) reduces tensors of at most this many axes."""
 
 
 def reduction(code: str) -> Single:

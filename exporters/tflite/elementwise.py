@@ -31,7 +31,7 @@ OF_BOOLEANS = {
     "MUL": ("LOGICAL_AND", "LogicalAndOptions"),
     "ADD": ("LOGICAL_OR", "LogicalOrOptions"),
 }
-"""What products and sums of two booleans are."""
+"""The logical operators that replace products and sums of two booleans."""
 OF_EQUAL_SHAPES = ("ATAN2",)
 """Operators that LiteRT does not broadcast: it would read beyond the end of a smaller operand."""
 
@@ -46,8 +46,8 @@ def apply(
 ) -> Value:
     """Emit the operator `code` on `values`, broadcast against each other, in one common layout.
 
-    The layout is that of the largest value; if several are equally large, the layout of images is
-    taken. Converting the other values costs nothing if they are vectors.
+    The layout is that of the largest value. If several values are equally large, the layout of
+    images is used. Converting the other values costs nothing if they are vectors.
     """
     lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))
     rank = max(len(v.stored_shape) for v in values)

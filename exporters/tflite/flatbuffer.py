@@ -104,7 +104,8 @@ class Subgraph:
         """Add an operator with several outputs; `results` are their types and shapes."""
         kinds = tuple((dtype, tuple(shape)) for dtype, shape in results)
         key = (code, tuple(t.index for t in inputs), kinds, tuple(settings.items()))
-        # A result with an open size can be large. It is computed again instead of kept in memory.
+        # A result with an open size can be large, so it is computed again instead of kept in
+        # memory.
         if key not in self._outputs or any(open_size(n) for _, shape in kinds for n in shape):
             outputs = [self.tensor(dtype, shape) for dtype, shape in kinds]
             operator = schema.OperatorT()

@@ -17,7 +17,7 @@ from exporters.verification.double_precision import DoublePrecision, doubled
 from exporters.verification.errors import distance
 
 ROUNDING = 1e-12
-"""Rounding error of float64 results that cancel to almost zero."""
+"""Allowed rounding error of float64 results that cancel to almost zero."""
 
 
 class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ class ExpectedOutputs:
         if signature.trains and state > LARGE:
             try:
                 graph = in_double_precision(autograd_graph(signature))
-            except ExportError:  # torch cannot trace its own operators; memory is all this costs
+            except ExportError:  # torch cannot trace its own operators: compute all at once
                 return
             self._lazy = LazyOutputs(graph, order)
 

@@ -166,7 +166,7 @@ class LazyOutputs:
         for number, step in enumerate(self.steps):
             if isinstance(step, int):
                 result = self._results[step]
-                if result in released[number]:  # the caller alone holds it
+                if result in released[number]:  # only the caller keeps it
                     yield step, known.pop(result)
                 else:
                     yield step, known[result]

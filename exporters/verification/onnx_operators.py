@@ -193,8 +193,8 @@ class FullBatch:
     To get a full batch, the samples of each value are repeated along their axis. A piece and the
     same operators in float64 may read the same value in two shapes, and after the repetition both
     shapes must hold the same numbers. The numbers would differ if samples shared an axis with
-    something else: in (1, C * N, H, W), samples and channels would be mixed up. So only values
-    whose samples have an axis of their own are read.
+    another quantity: in (1, C * N, H, W), the repetition would mix samples and channels. So only
+    values whose samples have their own axis are read.
 
     Attributes:
         samples: The number of samples.
@@ -284,8 +284,9 @@ class OnnxComparison:
     ) -> None:
         """Compare a part of `file`, unless an equal part is known to be right.
 
-        If a piece reads other nodes than the operators in float64, a good result is not remembered.
-        The result depends on the values of these nodes, which may differ in another graph.
+        If a piece and the operators in float64 read different nodes, a good result is not
+        remembered. The result depends on the values of these nodes, which may differ in another
+        graph.
         """
         key = file.key(self._module, part, leaves)
         if key not in self._compared:

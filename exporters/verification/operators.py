@@ -18,11 +18,11 @@ from exporters.verification.errors import distance
 from exporters.verification.graph_values import Cone, Values, cone_of, evaluated
 
 TOLERANCE = 1e-5
-"""Largest error of an operator's result relative to its norm: sums of 10^5 float32 products are off
-by less."""
+"""Largest error of an operator's result relative to its norm. Sums of 10^5 float32 products have a
+smaller error."""
 
 CLOSE = 0.1 * TOLERANCE
-"""An error above this is compared with the effect of rounding; see SUMMED. Otherwise, a sum that
+"""An error above this is compared with the effect of rounding; see SUMMED. Without this, a sum that
 cancels, such as the mean of a layer norm's result, could miss the tolerance by chance."""
 
 NUDGE = 2**-23
@@ -31,8 +31,7 @@ NUDGE = 2**-23
 SUMMED = 64
 """If an operator's error is above CLOSE, its inputs get random errors of NUDGE. The allowed error
 grows by SUMMED times the change of the result, because a sum may cancel to almost zero. For a sum
-of more than SUMMED numbers, it grows by their number times the change: each partial sum may be
-rounded."""
+of more than SUMMED numbers, the factor is their number, because each partial sum may be rounded."""
 
 DRAWS = 8
 """How often the inputs of an operator with few results are nudged."""
@@ -97,7 +96,7 @@ class Comparison:
         scale = max(size, TINY * max(1, actual.numel()) ** 0.5)
         if difference <= CLOSE * scale:
             return float(difference / scale)
-        # A single number may move by almost nothing by chance, so a small result is drawn often.
+        # By chance, rounding may hardly move a single number, so small results get several draws.
         draws = DRAWS if actual.numel() < DRAWS**2 else 1
         moved = max(self._moved(cone, leaves, right) for _ in range(draws))
         summed = max(SUMMED, read / max(1, actual.numel()))
@@ -106,10 +105,10 @@ class Comparison:
         return float(difference / (explained if passes else scale))
 
     def _nearly_equal(self, cone: Cone, leaves: Values) -> Tensor:
-        """Where the operands of a comparison, the last operator of `cone`, may be equal.
+        """Where the operands of the last operator of `cone`, a comparison, may be equal.
 
-        If the runtime computes one of them inside the cone, in float32, then the largest of several
-        numbers is equal to one of them only there.
+        If the runtime computes an operand inside the cone in float32, the largest of several
+        numbers equals one of these numbers only there.
         """
         last, known = cone.nodes[-1], set(cone.leaves)
         operands, noise = list[Tensor](), torch.tensor(0.0, dtype=torch.float64)

@@ -128,7 +128,7 @@ class SignatureCheck:
                 verdict = self.whole_step(step, by_output, expected.of)
                 yield verdict
                 if not verdict.passed:
-                    break  # the next step goes on from a wrong state, which may hide the fault
+                    break  # the next step would start from a wrong state, which may hide the fault
                 del step  # the next step needs its memory
         lazy = LazyOutputs(traced.module, order)
         yield from self.last_step(step, traced, forms, lazy, expected)

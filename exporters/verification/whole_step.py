@@ -40,8 +40,9 @@ BATCHES = (5, 3)
 """Samples of each consecutive step: the last batch of local data may be smaller."""
 
 LARGEST_CHANGE = 0.1
-"""Largest change of the parameters in the first step, relative to their norm. After a larger one,
-such as that of a summed loss, the training may diverge: no result is then finite in float32."""
+"""Largest change of the parameters in the first step, relative to their norm. After a larger
+change, such as that of a summed loss, the training may diverge. Then no result is finite in
+float32."""
 
 Tensors = Mapping[str, Tensor]
 Output = tuple[int, Tensor]
@@ -190,7 +191,7 @@ def tolerances(
 
     def widen(number: int, value: Tensor, moved: Tensor) -> None:
         change = output_error(signature.outputs[number], moved, value, feeds)
-        if change < float("inf"):  # else the outputs to compare with are not finite
+        if change < float("inf"):  # otherwise the reference outputs are not finite
             allowed[number] = max(allowed[number], TOLERANCE + 4 * change)
 
     for _ in range(NUDGES):

@@ -87,7 +87,7 @@ class SignatureMemory:
     """Bytes of one open signature.
 
     `inputs` and `outputs` of one run; `state` is the part of `inputs` that is device state. `kept`
-    is what its session keeps in addition: arena, nodes, further copies of inputs and outputs.
+    has the additional bytes of its session: arena, nodes, further copies of inputs and outputs.
     """
 
     inputs: int
@@ -128,7 +128,7 @@ def run_growth(
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)
-    # Alone, a signature shares no state with others: all of its inputs count here.
+    # A signature that is open alone shares no state, so all of its inputs count here.
     alone = SignatureMemory(inputs=inputs, outputs=outputs - over, state=0, kept=kept)
     return training_growth([alone], 0, runtime.session_bytes)
 

@@ -145,7 +145,8 @@ class TimeModel:
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
         for signature in signatures:
-            # Every run costs a fixed time, and some more for each array that enters or leaves.
+            # Every run costs a fixed time, and additional time for each array that enters or
+            # leaves.
             around = (
                 self.calibration.run_s
                 + self.calibration.port_s * signature.ports

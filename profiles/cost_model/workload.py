@@ -19,8 +19,8 @@ LOOP = "loop"
 FREE = "view"
 """The kind of operators that give their input another shape and compute nothing."""
 AT_BEST = "at-best"
-"""The kind of multiply-accumulates in a lower bound. Each takes the shortest time that
-the calibration has for one. The size of such an operation is their number."""
+"""The kind of operation in a lower bound of the time. Its size is a number of multiply-accumulates.
+Each of them takes the shortest time that the calibration has for a multiply-accumulate."""
 
 OPERATORS = {
     "convolution": ("Conv",),

@@ -123,9 +123,9 @@ class Phase(Struct, frozen=True, kw_only=True):
     - `evaluate`: evaluates one batch.
 
     `name` is the signature, or the names of all signatures. `cold_start_s` is the time from the
-    start of the process until the sessions are ready, `first_s` the time of the first run, `steady`
-    the times after the warm-up. `predicted_bytes` is the prediction of the manifest for
-    `above_idle_bytes`.
+    start of the process until the sessions are ready. `first_s` is the time of the first run, and
+    `steady` has the times after the warm-up. `predicted_bytes` is the prediction of the manifest
+    for `above_idle_bytes`.
     """
 
     name: Text
@@ -225,8 +225,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Time and memory of one bundle on one machine.
 
     `structure` is the SHA-256 of the bundle's signatures and tensor table. It is the same in all
-    rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601.
-    `energy` is that of the whole measurement or training; None if the machine does not report it.
+    rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601. `energy`
+    was used in the whole measurement or training; None if the machine does not report it.
     """
 
     version: int = PROFILE_VERSION

@@ -37,7 +37,7 @@ def read_profile(path: Path) -> Profile:
 def decode_profile(data: bytes, origin: str) -> Profile:
     """Decode a profile. Raises InputError for a damaged, newer or older document."""
     try:
-        # Read the version first: another version may have fields that this one refuses as unknown.
+        # Read the version first: another version may have fields that this version refuses.
         document = decode_json(data, dict[str, object])
         if "calibration" in document:
             raise InputError(

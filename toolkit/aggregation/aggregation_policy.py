@@ -40,11 +40,11 @@ class AggregationPolicy:
             averages these tensors.
         beta: The new model is (1 - beta) * old + beta * mean, as in TDPFed. With beta above 1, the
             model moves beyond the mean.
-        rule: `mean` is the weighted mean. The others limit what hostile devices can do, do not use
-            `weights`, and need all updates of a round together: `trimmed` leaves out the lowest and
-            highest 30% of the values of each element, `median` takes the middle, `krum` leaves out
-            the updates whose parameters differ most from other updates, and `fltrust` weighs each
-            update by its agreement with a training on held-out samples.
+        rule: `mean` is the weighted mean. The other rules limit what hostile devices can do. They
+            do not use `weights`, and need all updates of a round together. `trimmed` leaves out the
+            lowest and highest 30% of the values of each element. `median` takes the middle value.
+            `krum` leaves out the updates whose parameters differ most from other updates. `fltrust`
+            weighs each update by its agreement with a training on held-out samples.
         server_optimizer: `fedavgm`, `fedadam` or `fedyogi`. The optimizer uses the change of a
             round as a gradient, and keeps moments from round to round; see `server_optimizers.py`.
             With None, the model moves by the change itself.

@@ -1,14 +1,14 @@
 """A committee of devices accepts or rejects the new model of a round.
 
 Without held-out samples of its own, a coordinator does not know whether a round has made the model
-worse. Some of the round's devices therefore evaluate the new model before it is published, on
-samples on which they never train. Each compares it with the model before on the same samples, and
-has one vote (BaFFLe, Andreina et al. 2021). If at least half of the votes say "worse", the updates
-that point against the others are left out, and the committee judges the model without them. If it
-rejects this one, too, all updates of the round are left out.
+worse. Therefore some of the round's devices evaluate the new model before it is published, on
+samples on which they never train. Each device compares the new model with the previous model on the
+same samples, and has one vote (BaFFLe, Andreina et al. 2021). If at least half of the votes say
+"worse", the updates that point against most others are left out, and the committee judges the model
+without them. If the committee also rejects this model, all updates of the round are left out.
 
-Losses are compared by each device, and only votes are counted. So what a hostile member claims
-does not matter: it has one vote, and a minority of the committee decides nothing.
+Each device compares losses itself, and only votes are counted. So a hostile member has one vote,
+whatever it claims, and a minority of the committee cannot decide.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,18 @@ from device_agent.formats.evaluation_counts import EvaluationCounts
 from profiles.text_formatting import counted
 
 MARGIN = 0.1
-"""A device votes against a model if it raises the mean loss by more than this share. Honest rounds
-raise the loss of some devices, too, most of all if each device has few classes."""
+"""A device votes against a model that raises its mean loss by more than this share. Honest rounds
+also raise the loss of some devices, especially if each device has few classes."""
 FEWEST = 3
-"""With fewer votes, one hostile device could decide. The round is then left out."""
+"""With fewer votes, one hostile device could decide. Then the updates of the round are left out."""
 LARGEST_SHOWN = 10
 """A larger rise is not shown exactly: a model that has diverged may raise the loss without end."""
 UNJUDGED = "the committee could not judge the new model"
 """The reason why the updates of a round were left out begins with this text, or with REJECTED."""
 REJECTED = "the committee has rejected the new model"
 DISAGREES = "it points against the other updates, and"
-"""The reason for an update without which the committee has accepted the model begins with this."""
+"""If the committee accepts a model without an update, the reason for leaving out this update begins
+with this text."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Committee:
 
     Attributes:
         asked: How many devices were asked.
-        rises: For each device that has answered, by what share the new model raises its loss; below
-            0 if it lowers the loss.
+        rises: For each device that has answered, the share by which the new model raises its loss;
+            negative if the model lowers the loss.
 
     Examples:
         >>> committee = Committee(5, {"a": 0.5, "b": -0.2, "c": 0.7, "d": 0.3})
@@ -61,7 +62,7 @@ than 10% (median 40%)'
 
     @property
     def is_decided(self) -> bool:
-        """Whether the answers that have not come yet cannot change the decision."""
+        """Whether the decision is certain, whatever the missing answers are."""
         votes, worse = len(self.rises), self.worse
         return votes == self.asked or (
             votes >= FEWEST and max(2 * worse + 1, 2 * (votes - worse)) > self.asked
@@ -95,10 +96,10 @@ than 10% (median 40%)'
 
 
 def rise(before: EvaluationCounts, after: EvaluationCounts) -> float | None:
-    """By what share a new model raises the mean loss of a device; None if nothing can be compared.
+    """The share by which a new model raises a device's mean loss; None if nothing can be compared.
 
-    `before` and `after` are the counts of the model before and of the new one. They can be compared
-    if both are of the same number of samples and labels, of which there is at least one. If the
+    `before` has the counts of the previous model, `after` those of the new model. They can be
+    compared if both have the same number of samples and labels, and at least one of each. If the
     new loss is not finite, the result is infinite.
 
     Examples:

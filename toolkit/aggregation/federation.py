@@ -77,12 +77,12 @@ class Federation:
 
     Args:
         model_reference: `package.module:function` that returns the model.
-        input_shape: The shape of one sample.
+        input_shape: The shape of one sample, without the batch.
         training: How devices train.
         weights_file: The model's first weights. Default: the weights that it is built with.
         seed: The seed that the model is built with.
         policy: The weights of updates and how far the model moves in a round.
-        strategy: Replaces the weighted mean; see `aggregate`.
+        strategy: A function that replaces the weighted mean; see `aggregate`.
         statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
             Without them the statistics come from the samples of `evaluate`, which makes the model
             look better than it is.
@@ -286,8 +286,8 @@ class Federation:
     ) -> float | None:
         """Aggregate the clipped changes of checked updates, with noise of a secure generator.
 
-        Returns the noised share of the changes within the clip, if `noise` is for that, too. See
-        `take_noised` for the other arguments and errors.
+        If `noise` also covers the share of changes that are within the clip, returns this share
+        with noise. See `take_noised` for the other arguments and errors.
         """
         aggregation, votes = Aggregation(self.model, self.policy), 0.0
         for update in updates:
@@ -504,8 +504,8 @@ class Federation:
     def carried(self, data: bytes) -> tuple[bytes, str]:
         """A state of this model with the weights of the saved state `data` of another model.
 
-        `carry` has the rules. Also returns what was carried over, in one line. This model stays as
-        it is.
+        See `carry` for the rules. Also returns one line that says what was carried over. This model
+        does not change.
 
         Raises InputError if no tensor fits.
         """

@@ -1,8 +1,8 @@
-"""How much each update of a round raises or lowers the loss on held-out samples.
+"""Estimates how much each update of a round raises or lowers the loss on held-out samples.
 
-A round moves the global model from w to w' = w + sum_p s_p D_p. D_p is what update p changes of the
-tensors that its device received, within its limits, and s_p the share of its weight. The loss L
-changes by about
+A round moves the global model from w to w' = w + sum_p s_p D_p. D_p is the change by update p of
+the tensors that its device received, within its limits. s_p is the share of the weight of update p.
+The loss L changes by about
 
     L(w') - L(w) = sum_p A_p,    A_p = s_p <(grad L(w) + grad L(w')) / 2, D_p>
 
@@ -32,7 +32,7 @@ Gradient = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class TensorInfluences:
-    """What one update would do if it were the only one.
+    """The effect of one update if it were the only update.
 
     Attributes:
         weight: The weight of the update.
@@ -43,13 +43,13 @@ class TensorInfluences:
     products: Mapping[str, float]
 
     def weakened(self, share: float) -> "TensorInfluences":
-        """The same if only this share of the change counts, because the update is stale."""
+        """The influences if only this share of the change counts, because the update is stale."""
         products = {name: share * product for name, product in self.products.items()}
         return TensorInfluences(self.weight, products)
 
 
 def mean_gradient(one: Gradient, other: Gradient) -> Gradient:
-    """The mean of two gradients of the same model. An empty one does not count."""
+    """The mean of two gradients of the same model. An empty gradient is ignored."""
     if not one or not other:
         return one or other
     return {name: (value + other[name]) / 2 for name, value in one.items()}
@@ -62,16 +62,16 @@ def influence(
     policy: AggregationPolicy,
     reference: Reference | None,
 ) -> TensorInfluences:
-    """What an update does to the loss, for `influences`.
+    """The effect of an update on the loss, for `influences`.
 
     `check_update` has accepted the update, which was trained from `model`. Its change counts within
-    the limits of `reference`; None for no limits.
+    the limits of `reference`; None means no limits.
     """
     samples = update[0].samples
     if reference is not None:
         samples = min(samples, reference.most_samples(update[0].submodel) or samples)
         keeps = recovering_family(parse_spec(update[0].submodel)).averages_factors
-        if keeps and policy.factors == "afm":  # factors are limited, not what they compose
+        if keeps and policy.factors == "afm":  # factors are limited, not the composed tensor
             update = limited_update(update, RoundLimits(reference), model, policy)
             reference = None
     composed = replace(policy, factors="act")

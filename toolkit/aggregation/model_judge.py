@@ -3,21 +3,23 @@
 The limits of `update_limits.py` do not stop a device that sends the reverse of an honest change.
 Held-out samples show the damage. Each round is judged in four steps:
 
-1. The influence of each update on the loss (`influence.py`) shows which updates raise it. They are
-   suspected, as in Zeno (Xie et al. 2019). In most honest rounds no update is suspected.
-2. The round is aggregated without the most suspected update, without the two most suspected, the
-   four most suspected, and so on.
+1. The influence of each update on the loss (`influence.py`) shows which updates raise it. These
+   updates are suspected, as in Zeno (Xie et al. 2019). In most honest rounds no update is
+   suspected.
+2. The round is aggregated without the most suspected update, then without the two most suspected
+   updates, the four most suspected, and so on.
 3. Suspected updates are left out only if the model without them is clearly better. Both models
    predict the same samples, and the differences are compared (a paired test). This finds much
    smaller differences than a comparison of two accuracies.
-4. Each of them stays with a part of its weight if the model is then not clearly worse.
+4. Such an update stays with a part of its weight if the model is then not clearly worse.
 
-Some honest updates raise the loss of their round, too, for example those of a device with few
-classes. So the model without them must not only be better, but make much more progress. And such an
-update mostly goes too far in a right direction: with a part of its weight, the model is about as
-good as without it, or better. The reverse of an honest change and a change towards wrong labels do
-harm with any weight. If the honest update were left out, the model would not learn what only this
-device knows. The next change of the device would be as large, and left out again.
+Some honest updates also raise the loss of their round, for example updates of a device with few
+classes. So the model without them must not only be better, but make much more progress. An honest
+update of this kind mostly goes too far in a right direction: with a part of its weight, the model
+is about as good as without the update, or better. In contrast, the reverse of an honest change and
+a change towards wrong labels do harm with any weight. If the honest update were left out, the model
+would not learn what only this device knows. The next update of the device would change as much, and
+would also be left out.
 """
 
 import math
@@ -34,25 +36,27 @@ SUSPECT = 0.75
 """An update is suspected if it raises the loss by more than this many times the mean by which the
 updates of its round lower it."""
 PROGRESS = 0.3
-"""Without an update that is left out, the loss must fall by this share further than with it."""
+"""Without the updates that are left out, the loss must fall further than with them, by at least
+this share."""
 LEAST = 0.003
-"""It must fall at least by this share of the loss before the round: once a model is trained, the
-loss hardly falls any more."""
+"""The loss must also fall further by at least this share of the loss before the round. This matters
+for a trained model, whose loss hardly falls any more."""
 ERRORS = 3.0
 """The mean difference of two losses must be at least this many standard errors."""
 MOST = 0.4
 """If more than this share of a round's updates are suspected, only the most suspected ones of this
 share may be left out."""
 PART = 4
-"""An update that goes too far counts as that of a device with 1 / PART of its samples."""
+"""An update that goes too far counts as if its device had 1 / PART of its samples."""
 REST = 0.15
-"""With this part, at most this share of the rise of the loss may be left."""
+"""With this part of its weight, at most this share of the rise of the loss may remain."""
 TRIALS = 8
-"""Only so many models are tried to find such updates. Other updates are left out."""
+"""At most this many models are tried to find such updates. All other harmful updates are left
+out."""
 LEAST_UPDATES = 3
-"""Of fewer updates, none is left out: nothing says which one is harmful."""
+"""If a round has fewer updates, none is left out, because it is unknown which one is harmful."""
 JUDGED = "without it the model is better on the held-out samples"
-"""The reason why an update was left out begins with it if the new model was judged."""
+"""If the new model was judged, the reason why an update was left out begins with this text."""
 
 
 class Judged(Protocol):
@@ -72,8 +76,8 @@ class Judged(Protocol):
 
 
 Candidates = Callable[[Set[str], Set[str]], Judged | None]
-"""The quality of the model without some updates and with a part of the weight of some others; None
-if the model is not usable."""
+"""(updates left out, updates with a part of their weight) -> the quality of this model; None if the
+model is not usable."""
 
 
 class Verdict(NamedTuple):
@@ -91,7 +95,7 @@ class Verdict(NamedTuple):
 def judge_updates(
     suspected: Sequence[str], before: Judged, whole: Judged, candidate: Candidates
 ) -> Verdict:
-    """Find the updates that make a model worse, and those of them that only go too far.
+    """Find the updates that make a model worse, and which of these only go too far.
 
     Args:
         suspected: The updates, the most suspected first.
@@ -109,7 +113,7 @@ def suspects(influences: Mapping[str, float]) -> list[str]:
     """The updates that may be left out, the most suspected first.
 
     Args:
-        influences: By how much each update raises the loss; below 0 if it lowers the loss.
+        influences: How much each update raises the loss; negative if it lowers the loss.
 
     Examples:
         >>> suspects({"a": -0.2, "b": 0.3, "c": -0.1})
@@ -159,7 +163,7 @@ def harmful(
         if better(size, most):
             least, most = most, size
     accepted = least
-    while most - least > 1:  # the fewest that are as good as `most`
+    while most - least > 1:  # the smallest number of updates that is as good as `most`
         middle = (least + most) // 2
         if better(middle, accepted) and not better(most, middle):
             most = middle
@@ -169,10 +173,10 @@ def harmful(
 
 
 def too_far(found: Sequence[str], whole: Judged, candidate: Candidates) -> list[str]:
-    """Those of the updates `found` with a part of whose weight a model is not clearly worse.
+    """The updates in `found` that do no clear harm with a part of their weight.
 
-    It is compared with the model without all of them, and with the model `whole` with all updates.
-    Groups of updates are tried, then their halves.
+    The model with these parts is compared with the model without `found`, and with the model
+    `whole` with all updates. Groups of updates are tried first, then their halves.
     """
     stay: list[str] = []
     best = candidate(frozenset(found), frozenset()) if found else None
@@ -195,7 +199,7 @@ def too_far(found: Sequence[str], whole: Judged, candidate: Candidates) -> list[
 
 
 def counted_samples(samples: int, most: int | None) -> int:
-    """The samples that count of an update that goes too far.
+    """The number of samples that count for an update that goes too far.
 
     Otherwise at most `most` of its `samples` would count; None for all.
     """
@@ -203,7 +207,7 @@ def counted_samples(samples: int, most: int | None) -> int:
 
 
 def with_part(limited: Limited | None, samples: int, counted: int) -> Limited:
-    """What is told about an update that goes too far, and which was otherwise `limited`."""
+    """The report about an update that goes too far; `limited` is what else was limited in it."""
     return replace(limited or Limited(), samples=samples, counted=counted, too_far=True)
 
 
@@ -219,11 +223,11 @@ def is_better(one: Judged, other: Judged, before: float) -> bool:
 
 
 def standard_errors(one: Judged, other: Judged) -> float:
-    """By how many standard errors the loss of `one` is below that of `other`, in a paired test.
+    """How many standard errors the loss of `one` is below that of `other`, in a paired test.
 
-    With the differences d_i of the sums over k groups of n_i labels, and their mean m per label,
-    the standard error is sqrt(k / (k - 1) sum_i (d_i - m n_i)^2) / sum_i n_i. 0 if there are fewer
-    than two groups, or if they are not known.
+    Let d_i be the differences of the sums over k groups of n_i labels, and m their mean per label.
+    The standard error is sqrt(k / (k - 1) sum_i (d_i - m n_i)^2) / sum_i n_i. The result is 0 if
+    there are fewer than two groups, or if the groups are not known.
     """
     if one.groups is None or other.groups is None or len(one.groups) < 2:
         return 0.0

@@ -1,10 +1,11 @@
-"""When the judge of new models pauses a device.
+"""The rule by which the judge of new models pauses a device.
 
-Of the last LAST updates of a device, more than half must have done harm: they were left out, went
-too far, or a change in them exceeded its limit by more than the factor FAR. Besides, three must
-have been left out, or five exceeded a limit so far. Fewer do not count, because this happens to
-some updates of honest devices, too: a device with unusual data exceeds a limit so far in a third of
-its rounds at most, mostly in the first ones.
+Two conditions must hold for the last LAST updates of a device. First, more than half of them did
+harm: they were left out, went too far, or a change in them exceeded its limit by more than the
+factor FAR. Second, at least three were left out, or at least five exceeded a limit by this factor.
+Fewer do not count, because this also happens to some updates of honest devices: a device with
+unusual data exceeds a limit by this factor in at most a third of its rounds, mostly in the first
+rounds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,10 +15,11 @@ from device_agent.formats.protocol.fleet import FAR, Limited
 from toolkit.aggregation.model_judge import JUDGED
 
 LAST = 20
-"""How many of its last updates count."""
+"""How many of a device's last updates count."""
 LEFT_OUT = 3
 BEYOND = 5
-"""A device is not paused unless so many were left out, or exceeded a limit so far."""
+"""A device is only paused if at least this many updates were left out, or exceeded a limit by
+FAR."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Harm:
     beyond: list[int] = field(default_factory=list)
 
     def to_pause_for(self, sent: Iterable[int]) -> list[int]:
-        """The rounds that the device is to be paused for; empty if it is not.
+        """The rounds that are the reason to pause the device; empty if it is not paused.
 
         `sent` are the rounds of its updates.
         """
@@ -55,7 +57,7 @@ class Harm:
         return sorted(harm) if enough and 2 * len(harm) > len(recent) else []
 
     def text(self, rounds: Iterable[int]) -> str:
-        """What the judge did in `rounds`, for the operator.
+        """Describe, for the operator, the judge's decisions in `rounds`.
 
         Examples:
             >>> Harm([1, 4], [2], [2, 3]).text([1, 2, 3])
@@ -79,8 +81,8 @@ def add_round(
 ) -> None:
     """Add a round to the `harm` of each device.
 
-    `left_out` is why updates were left out, and `limited` what was limited in them, by device. What
-    a committee leaves out does not count: honest devices are among it.
+    By device, `left_out` has the reason why an update was left out, and `limited` what was limited
+    in an update. Updates that a committee leaves out do not count, because some of them are honest.
     """
     for device, reason in left_out.items():
         if reason.startswith(JUDGED):

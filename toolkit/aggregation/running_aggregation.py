@@ -103,7 +103,10 @@ class Aggregation:
         group.add(as_tensors(arrays), weight, record.classes, self.shapes)
 
     def merge(self, other: "Aggregation") -> None:
-        """Add all updates of `other`, which has the same model and policy."""
+        """Add all updates of `other`, which has the same model and policy.
+
+        Raises UpdateError if updates of one submodel hold different tensors.
+        """
         self.mean.merge(other.mean)
         self.trained |= other.trained
         self.counters.merge(other.counters)
@@ -150,7 +153,10 @@ class Aggregation:
             self._add_group(key, group, group.table)
 
     def result(self) -> GlobalModel:
-        """The next global model. The aggregation cannot be used afterwards."""
+        """The next global model. The aggregation cannot be used afterwards.
+
+        Raises UpdateError if no update was added, or if a number is too large for float32.
+        """
         moved = self.moved_factors()
         for key, factors in moved.items():
             group = self.factors[key]
@@ -181,7 +187,8 @@ class Aggregation:
         Args:
             tensors: The aggregated tensors.
             moved: The kept factors that `tensors` were composed of, by submodel. Other factors are
-                fitted to the new tensors. After a step of a server optimizer, all factors are.
+                fitted to the new tensors. After a step of a server optimizer, all factors are
+                fitted.
         """
         moments = self.model.moments
         if self.policy.server_optimizer is not None:
@@ -232,8 +239,8 @@ class Aggregation:
         """Return (1 - beta) * old + beta * mean (TDPFed, above eq. 22), and drop the mean.
 
         Statistics never move beyond the mean, because a variance could become negative. Batch
-        norm's statistics are known by name, whatever role an update gives them. Another tensor is a
-        statistic if no update lists it as a parameter.
+        norm's statistics are recognised by name, even if an update gives them another role. Another
+        tensor is a statistic if no update lists it as a parameter.
         """
         old = self.model.tensors[name]
         statistic = is_statistic(name) or name not in self.trained

@@ -1,4 +1,4 @@
-"""Server optimizers: the change of a round is a gradient, with which the server trains the model.
+"""Server optimizers: the server uses the change of a round as a gradient to train the model.
 
 Let w be an element of the model and d the change by which the round's aggregation would move it.
 FedAvgM (Hsu et al. 2019) keeps a velocity m:

@@ -95,8 +95,9 @@ def _moves(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """The moves of the global tensors `names`.
 
-    A statistic is measured, not trained: its old value does not matter, and a change of a variance
-    could make another variance negative. So it moves from the newest value towards the measured.
+    A statistic is measured, not trained, so its old value does not matter. A change of a variance
+    could also make another variance negative. So a statistic moves from the newest value towards
+    the measured value.
     """
     measured = {name for name in names if is_statistic(name)} | set(untrained)
     return {

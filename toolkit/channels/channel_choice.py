@@ -20,8 +20,8 @@ from toolkit.channels.channel_units import FIXED, Axis, Kept, Units
 from toolkit.channels.operator_call import Requirement, TrackedChannels
 
 MUCH_MORE = 1.25
-"""The inner axis is narrowed if narrowing the outer one leaves over this many times as many
-parameters as narrowing the inner one."""
+"""The inner axis is narrowed if narrowing the outer axis would leave more than this many times the
+parameters that narrowing the inner axis leaves."""
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(SAME, same_axes),
     **dict.fromkeys(REDUCTIONS, reduction),
     **dict.fromkeys(ALONG, needs_whole_axis),
-    "copy_": pointwise,  # of a new value into a buffer that the model keeps
+    "copy_": pointwise,  # writes a new value into a buffer that the model keeps
     "sym_size": size,
     "sum": total,
     **dict.fromkeys(("roll", "flip"), displaced),

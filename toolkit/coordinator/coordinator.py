@@ -188,7 +188,7 @@ class Coordinator(
         return replace(work, new_secret=self.new_secret(device))
 
     def _why_it_waits(self, device: Device) -> str | None:
-        """What an operator decided, or that no more updates were needed, if it waits for that."""
+        """Why `device` waits: an operator's decision, or that no more updates were needed."""
         log = self.store.operator_log
         if device.id in self.rounds.paused:
             return log.decisions[device.id].text()
@@ -228,8 +228,8 @@ class Coordinator(
     def progress(self, device: Device, progress: Progress) -> None:
         """Record what `device` is doing.
 
-        A pause before the device has begun with a round means that its owner's conditions do not
-        hold: no round waits for it.
+        If the device pauses before it has begun a round, its owner's conditions do not hold. Then
+        no round waits for it.
         """
         with self.lock:
             activity, paused = self.activity[device.id], progress.state == PAUSED
@@ -240,7 +240,7 @@ class Coordinator(
                 activity.note = None if progress.note is None else shortened(progress.note)
                 if paused and not self.rounds.has_begun(device.id):
                     self.set_aside(device.id)
-            if progress.state == "downloading":  # it has checked the signature of its work
+            if progress.state == "downloading":  # the device has checked the signature of its work
                 self.note_trusted_key(device.id, activity.offered_key)
             if progress.loss is not None and is_finite(progress.loss):
                 activity.loss = progress.loss

@@ -46,7 +46,7 @@ def unit_text(file: Path, service: Service) -> str:
         "[Unit]",
         "Description=EdgeTailor coordinator: runs the rounds of a federation",
         "StartLimitIntervalSec=0",
-        # The address to listen at may belong to a network card that is up later.
+        # The address to listen at may belong to a network card that starts later.
         *([] if service.user else ["Wants=network-online.target", "After=network-online.target"]),
         "",
         "[Service]",

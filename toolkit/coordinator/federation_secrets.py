@@ -26,7 +26,7 @@ from toolkit.coordinator.storage.coordinator_store import Store
 logger = logging.getLogger(__name__)
 
 KNOWN_OPERATOR = "operator"
-"""The store keeps the hash of the operator's token under this key."""
+"""The key in the store for the hash of the operator's token."""
 EARLIER_LENGTH = 43
 """The length of an operator's token from versions that did not keep its hash."""
 
@@ -59,7 +59,7 @@ def read_secrets(config: CoordinatorConfig, store: Store, new_key: bool) -> Fede
     tokens: dict[str, str] = {}
     for kind in config.devices:
         path = token_file(config.state, kind.name)
-        # After the first dot comes the key's fingerprint. It is not secret, and written again.
+        # The key's fingerprint follows the first dot. It is not secret, and is written again.
         given = _read(path)
         token = token_urlsafe(32) if given is None else given.partition(".")[0]
         # If the federation does not know the kind yet, the operator has chosen the token.

@@ -23,7 +23,7 @@ def state_folder(federation: Path) -> Path:
 def check_served(federation: Path) -> None:
     """Raise InputError if `federation` is a file, but `serve` uses another file.
 
-    A state folder is accepted. So is a federation that `serve` has not begun yet.
+    A state folder is accepted, and a federation that `serve` has not begun yet.
     """
     if federation.is_dir():
         return

@@ -32,7 +32,7 @@ from toolkit.coordinator.storage.coordinator_store import Bundle, Store
 from toolkit.coordinator.storage.release_folder import ReleaseFolder
 
 NOISE = "noise_of_sums"
-"""The store keeps the largest noise multiplier of secure sums under this key."""
+"""The key in the store for the largest noise multiplier of secure sums."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class FederationState:
         bundles: The bundles of the next or open round, by submodel.
         bundles_made: Submodels of the next round whose bundle is ready. Used while other bundles
             are still being made.
-        preparations: What is being prepared now, by task.
+        preparations: The present preparations, by task.
         earlier_bundles: The bundles of earlier asynchronous rounds that devices may still train, by
             round, then by submodel.
         activity: The last known activity of each device.
@@ -81,7 +81,7 @@ class FederationState:
         secure_terms: The terms of secure sums; None without them.
         sums: The secure sums of the open round; None if devices send their updates.
         candidate: The new model of the closed round, if a committee judges it. It stays until the
-            next bundles are made: a late answer is not needed, but is no mistake either.
+            next bundles are made, so that a late answer is ignored and not treated as an error.
     """
 
     config: CoordinatorConfig
@@ -195,7 +195,7 @@ class FederationState:
         return self.store.operators.holder(token)
 
     def selected_devices(self) -> SelectedDevices | None:
-        """How many devices the open round has selected; None without one, or if it asks all.
+        """How many devices the open round has selected; None if none is open, or if it asks all.
 
         The caller holds the lock.
         """

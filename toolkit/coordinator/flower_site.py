@@ -7,8 +7,8 @@ Flower's ClientApp, needs no connection to the coordinator:
 - `open/`: these two files of the open round.
 - `partial/`: the partial aggregate of the last round, with its `task.json`.
 
-In a dense round, the given model has only floating-point tensors, and the site returns its own
-model instead of a partial aggregate.
+In a dense round, the given model has only floating-point tensors. The site returns its own model
+instead of a partial aggregate.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Aggregates a round again without each of its devices: which device made the model worse?"""
+"""Aggregates a round again without each of its devices, to find out who made the model worse."""
 
 import json
 import logging

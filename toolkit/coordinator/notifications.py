@@ -144,7 +144,7 @@ class Notifier:
         """Send `body` once. Returns why it failed; None if it succeeded.
 
         A receiver may send its answer so slowly that no read times out. So the request runs in a
-        thread of its own. Until that one ends, no other request is begun.
+        separate thread. No other request begins before this thread has ended.
         """
         if self._slow is not None and self._slow.is_alive():
             return f"{self._host} still answers an earlier one."
@@ -170,7 +170,7 @@ class Notifier:
                 timeout=TIMEOUT_S,
                 retries=False,
                 redirect=False,
-                preload_content=False,  # the receiver decides how long its answer is
+                preload_content=False,  # the receiver decides the length of its answer
             )
             answer.close()
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:

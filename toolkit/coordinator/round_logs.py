@@ -1,7 +1,7 @@
 """Logs the rounds of `serve` to MLflow or TensorBoard, as `simulate` does for its rounds.
 
-A thread of its own writes, so that no round waits for MLflow. If MLflow cannot be reached, the
-rounds go on. Missing rounds are logged with the next round.
+A separate thread writes, so that no round waits for MLflow. If MLflow cannot be reached, the rounds
+go on. Missing rounds are logged with the next round.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 STOP_S = 10.0
 """How long the end waits for a request to MLflow that is running."""
 UNLOGGED = ("notify", "state", "host", "port", "tls_cert", "tls_key")
-"""Settings that are no parameters of a run. An address of [notify] may hold a secret."""
+"""Settings that are not parameters of a run. An address in [notify] may contain a secret."""
 RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 """MLflow's own defaults, 7 and 120 s, would keep a service that ends for many minutes."""
 

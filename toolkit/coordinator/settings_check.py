@@ -62,9 +62,11 @@ CHANGEABLE = frozenset(
         *("round_decay", "milestones", "optimizer", "proximal", "augment"),
     }
 )
-"""The keys of [training] that may change between rounds: they do not say what a tensor means."""
+"""The keys of [training] that may change between rounds, because no tensor's meaning depends on
+them."""
 SECURE_KEYS = {"secure_aggregation", "smallest_group", "most_change", "most_samples"}
-"""Keys of [privacy] that may change when `serve` starts. Devices refuse less than was promised."""
+"""Keys of [privacy] that may change when `serve` starts. Devices refuse less privacy than was
+promised."""
 LIVE = frozenset(
     {
         *("title", "purpose", "contact", "rounds", "early_stopping", "deadline_s", "quorum"),
@@ -73,7 +75,7 @@ LIVE = frozenset(
         *("training", "aggregation", "evaluation", "release", "devices"),
     }
 )
-"""The keys and tables whose changes `edgetailor apply` takes over. Others need a restart."""
+"""The keys and tables whose changes `edgetailor apply` takes over. Other changes need a restart."""
 AT_START = "found in the file when `edgetailor serve` started"
 """The reason in the audit log for a change without `edgetailor apply`."""
 Key = tuple[str, ...]
@@ -90,9 +92,10 @@ def checked_settings(config: CoordinatorConfig) -> str:
         "mode": config.mode,
         "training": asdict(config.training),
         "data": config.data and json.loads(msgspec.json.encode(config.data)),
-        # Samples that were trained under a smaller share would flatter later models.
+        # With a larger share, devices would judge models on samples that were trained on before.
+        # Later models would look too good.
         "evaluation": {"share": config.evaluation.share} if config.evaluation.share else None,
-        # The budget is one of all rounds.
+        # One budget covers all rounds.
         "privacy": config.device_privacy
         and config.device_privacy.model_dump(exclude_none=True, exclude=SECURE_KEYS),
         "devices": [
@@ -134,7 +137,7 @@ def record_changes(
 
     Updates that have come for this round still count, except updates of an earlier model. Changes
     that an operator has applied are already in the audit log. If the file no longer has such a
-    change, the log says that the value is as before. `loss` says what the user's own loss computes.
+    change, the log says that the value is as before. `loss` describes the user's own loss.
     """
     scheduled = store.settings.scheduled()
     if not changes and not scheduled:
@@ -149,7 +152,7 @@ def record_changes(
             changes = [*changes, change] if MODEL in found else changes
         elif values.get(change.key, "null") != change.after and change.key not in found:
             texts.append(f"{change.key}: {change.before}, as before")
-        elif change.key not in found:  # of a key that is not compared at the start
+        elif change.key not in found:  # a change of a key that is not compared at the start
             changes = [*changes, change]
     actions = [Action(f"set {text}", f"round {round_}", "operator", AT_START) for text in texts]
     for text in texts:
@@ -253,7 +256,10 @@ def _refuse(key: Key, before: dict[Key, Any], config: CoordinatorConfig) -> None
 
 
 def _flat(document: dict[str, Any]) -> dict[Key, Any]:
-    """The settings by the path of their key; a kind of devices is named in it."""
+    """The settings by the path of their key.
+
+    For kinds of devices, the path contains the kind's name.
+    """
     flat: dict[Key, Any] = {}
     for key, value in document.items():
         if key == "devices":

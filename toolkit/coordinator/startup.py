@@ -71,10 +71,10 @@ def serve(
             port, folder = listening.getsockname()[1], shown(config.state)
             logger.info("Starting at port %d with the state folder %s.", port, folder)
             store = None
-            # A new folder stays empty until the model is there.
+            # A new folder stays empty until the model is loaded.
             if (config.state / DATABASE).exists():
                 store = Store(config.state, config.kept_models, read_all=read_all, lock=lock)
-                read_secrets(config, store, new_key)  # raises if one is damaged
+                read_secrets(config, store, new_key)  # raises InputError if a file is damaged
             logger.info("Loading PyTorch.")
             with _uninterrupted():
                 from toolkit.coordinator.devices.submodel_assignment import make_planner

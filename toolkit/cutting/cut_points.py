@@ -1,7 +1,7 @@
 """Cut points of a captured model, and the parts on both sides of them.
 
-A cut point is a position in the execution order of the operators. If a value is computed before
-this position and needed after it, the value is recorded. These are one or several activations.
+A cut point is a position in the execution order of the operators. Each value that is computed
+before this position and needed after it is recorded: one or several activations.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +38,8 @@ class CutPoint:
     Attributes:
         position: Index of the last operator before the cut, among `SampleFlow.operators`.
         nodes: The operators whose values are recorded, in order of execution.
-        module: The first module with parameters after the cut. If the model reads a parameter
-            outside of all modules first, the name of that parameter.
+        module: The first module with parameters after the cut. If the model first reads a parameter
+            outside of all modules, the name of this parameter.
     """
 
     position: int
@@ -132,8 +132,8 @@ class Cutter:
         if node.op == "placeholder" and not value.is_floating_point():
             return limit is not None and limit <= exact
         if self.captured.input_range and node in self.training.of_samples:
-            # Random recordings are in range if they hold whole samples. What is computed from the
-            # samples may be recorded if its numbers can be any.
+            # Random recordings are in range if they hold whole samples. Values computed from the
+            # samples may be recorded if they can be any numbers.
             bounded = [i for i in self.captured.input_range if i.low is not None]
             if node.op != "placeholder" and (
                 node in self.training.ids or not all(interval.whole for interval in bounded)
@@ -206,7 +206,7 @@ class Cutter:
         return count_parameters(part, self.captured.parameters) + count_activations(part, batch)
 
     def loads(self, batch: int) -> list[int]:
-        """Count for each position the load of the operators after it, without building graphs."""
+        """For each position, count the load of the operators after it, without building graphs."""
         return loads_after(self.training, self.captured.parameters, batch)
 
     def points_by_module(self, batch: int) -> dict[str, CutPoint]:

@@ -1,4 +1,4 @@
-"""Finds for an operator of the training graph the equivalent operator of the prediction graph.
+"""Finds the operator of the prediction graph that matches an operator of the training graph.
 
 The two graphs of a model differ in the mode of their operators (dropout, batch norm), in copies,
 and in code that the model runs in only one mode. Two operators match in three cases:

@@ -89,7 +89,7 @@ class _Builder:
         return {source: self.piece(source, begin, end) for source, begin, end in pieces}
 
     def piece(self, source: Node, begin: int, end: int) -> Node:
-        """The value of `source`, from columns `begin` to `end` of the rows."""
+        """The value of `source`, taken from the columns `begin` to `end` of the rows."""
         axis, value = self.flow.sample_axis(source), source.meta["val"]
         assert axis is not None
         sizes = [int(size) for i, size in enumerate(value.shape) if i != axis]
@@ -101,7 +101,7 @@ class _Builder:
             return values
         assert self.limit is not None
         values = self.edit.add(aten.to.dtype, values, value.dtype)
-        # Verification feeds random recordings; ids must be valid in them too.
+        # Verification feeds random recordings, which must also have valid ids.
         return self.edit.add(aten.clamp.default, values, 0, self.limit - 1)
 
     def copy(self, ends: list[Node]) -> None:

@@ -54,7 +54,7 @@ def train_baselines(
     """Train both baselines.
 
     Args:
-        held_out: The `.npz` file that models are judged on.
+        held_out: The `.npz` file with the samples for the accuracy.
         data: The local data of each device, by its name.
         rounds: How many rounds to train.
         seed: Seed of the initial model and of the training.
@@ -95,7 +95,7 @@ def train_baselines(
             folder.begin({}, force=False)
             specs = [SUBMODEL] * len(clients)
             simulation = Simulation(config, folder, model, samples, judges, specs, {}, clients)
-            with suppress(UpdateError):  # training diverged: the model stays as it is
+            with suppress(UpdateError):  # training diverged: the model does not change
                 simulation.run(engine)
             curve += [_known(result.accuracy) for result in folder.history]
         return curve + curve[-1:] * (rounds + 1 - len(curve))

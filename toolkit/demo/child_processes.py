@@ -22,7 +22,7 @@ GRACE_S = 5.0
 """Seconds that a child has to end by itself before it is killed."""
 PR_SET_PDEATHSIG = 1
 NICENESS = 10
-"""How much background processes yield to others; the most is 19."""
+"""The niceness of background processes: how much they yield to others, at most 19."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The folder with everything that a demo makes. A marker file identifies it later."""
+"""The folder with all files of a demo. A marker file identifies such a folder."""
 
 import shutil
 from pathlib import Path

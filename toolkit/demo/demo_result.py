@@ -62,7 +62,7 @@ class DemoResult:
         out: The demo's folder.
         seed: Seed of data split and training.
         all_full: Whether every device trained the full model.
-        held_out_samples: How many samples the global model is judged on.
+        held_out_samples: The number of samples on which the global model is judged.
         elapsed_s: How long the demo took, in seconds.
         history: The fleet's rounds, from round 0 (before training) on.
         devices: The figures of each device.

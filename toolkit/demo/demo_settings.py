@@ -21,7 +21,7 @@ LARGER_MODEL = "toolkit.models:vgg8"
 LARGER_NAME = "VGG8 on 32 x 32 images"
 LARGER_SHAPE = (3, 32, 32)
 LARGER_BATCH = 128
-"""At this size activations need more memory than weights, as they do in most trainings."""
+"""At this batch size activations need more memory than weights, as in most trainings."""
 LARGER_SPECS = ("full", "cp:2.0", "low-rank:0.5", "slice:convs.2")
 """Submodels of the larger model, of the families of the fleet. Only their memory is measured."""
 THREADS = 1
@@ -31,7 +31,7 @@ HELD_OUT = 0.2
 EVALUATION_SHARE = 0.1
 """Share of its samples that each device keeps apart, to judge the models that it gets."""
 PREDICTED = 10
-"""How many held-out digits each device predicts in the end."""
+"""How many held-out digits each device predicts at the end."""
 ALPHA = 0.5
 """Dirichlet concentration of the split; the smaller, the fewer classes a device gets."""
 

@@ -49,7 +49,7 @@ class Lines:
         """Log what is new in `status`."""
         for result in status.history[self._told :]:
             logger.info(round_line(result, status.rounds))
-        # The first round starts once the last graph is ready, perhaps before the next poll.
+        # The first round starts when the last graph is ready, perhaps before the next poll.
         ready = status.kinds if status.round else status.kinds_ready
         if ready > self._ready:
             logger.info(graphs(ready, status.kinds))

@@ -1,6 +1,6 @@
 """The model card of an inference bundle: `card.json` for programs, `CARD.md` for people.
 
-The card lies beside the bundle's manifest and has the manifest's hash. It describes inputs and
+The card is in the bundle's folder and contains the hash of the manifest. It describes inputs and
 outputs so that a program can run the graph with the card alone.
 """
 

@@ -65,9 +65,10 @@ def deploy(
         spec: The submodel that the devices train. If this submodel cannot predict alone (a slice)
             or is personal (`cp`, `pfedme`), the bundle has the whole model.
         sample_shape: Shape of one sample, without the batch.
-        out: The folder to write.
+        out: The folder to write. It must not exist, unless `force` is set.
         training: How the model was trained. Its loss gives the meaning of the output.
-        data: Held-out samples and labels, for the accuracy in the card.
+        data: Held-out samples (n, *sample_shape) and labels, for the accuracy in the card: a pair
+            of arrays, or the path of a file or folder.
         preprocessing: How pictures or CSV files become samples.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         precision: `float32`; `float16` weights, which take half the space; or `int8`, which also
@@ -85,7 +86,7 @@ def deploy(
         ExportError: If the format does not support an operator of the model, or the precision is
             not possible.
         VerificationError: If graph and PyTorch differ by more than the tolerance.
-        InputError: If `out` cannot be written.
+        InputError: If `out` exists or cannot be written, or int8 has no samples to calibrate.
 
     Examples:
         >>> import tempfile

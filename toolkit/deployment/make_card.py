@@ -191,7 +191,7 @@ def measured_speed(made: InferenceBundle, bundle: Bundle) -> Speed:
 
 
 def privacy_notes(trained: TrainedModel) -> tuple[str, ...]:
-    """What was spent of a privacy budget; empty without differential privacy."""
+    """The spent privacy budget; empty without differential privacy."""
     if trained.privacy is None:
         return ()
     return (f"Trained with differential privacy for each device: {trained.privacy.text()}.",)

@@ -104,7 +104,7 @@ def check_tree(out: Path) -> None:
     Otherwise bundles could be written among the files of, for example, a state folder.
     """
     if not out.is_dir():
-        return  # what else is wrong with it is found for each bundle
+        return  # other errors are found for each bundle
     for path in sorted(out.iterdir()):
         if not path.name.startswith(".") and not (
             path.is_dir() and any(path.iterdir()) and foreign_file(path) is None

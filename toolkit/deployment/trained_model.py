@@ -53,7 +53,7 @@ class TrainedModel:
         round: The round after which it was taken; None if it comes from no federation.
         key: The coordinator's key, which signs cards; None if it comes from no federation.
         devices: How the devices judged the model of this round; None if they did not judge it.
-        privacy: What the rounds up to this one have spent of a privacy budget, or None.
+        privacy: The privacy budget that the rounds up to this one have spent, or None.
         data: Samples and labels, or where to read them; None for a card without accuracy.
         calibration: Samples and labels to calibrate int8; None to take `data`.
     """

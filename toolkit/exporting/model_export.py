@@ -155,7 +155,7 @@ def export_bundle(request: Request) -> Exported:
     check_places(request.out, request.save_weights, request.force)
     origin = load_origin(request)
     exported = export_from(origin, request)
-    # The bundle comes first: if the disk is full here, it is complete.
+    # Write the bundle first: if the disk is full here, the bundle is complete.
     save_weights(origin, request)
     return exported
 
@@ -164,7 +164,7 @@ def load_origin(request: Request) -> Origin:
     """Load the model of `request`. Raises ModelError or InputError."""
     logger.info("loading the model")
     model, numbers = load_global(request.model, request.weights, request.seed, request.inputs)
-    numbers.lend_to(model)  # nothing trains it, so its weights need not be in memory twice
+    numbers.lend_to(model)  # the model is not trained, so its weights need not be in memory twice
     recording = SharedRecording(model, request.sample_shape)
     with recording:
         full = split(model, "full", request.sample_shape, request.training)

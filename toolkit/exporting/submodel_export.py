@@ -28,7 +28,7 @@ def export(
     Args:
         submodel: The result of `split`.
         state: The global model's weights.
-        out: The folder to write.
+        out: The folder to write. It must not exist, unless `force` is set.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         verify: Whether to compare operators and training steps with PyTorch in float64 first. By
             default, graphs from the cache that passed in an earlier export are not compared again.
@@ -41,7 +41,7 @@ def export(
     Raises:
         ExportError: If this format does not support an operator of the model.
         VerificationError: If graph and PyTorch differ by more than the tolerance.
-        InputError: If `out` cannot be written.
+        InputError: If `out` exists or cannot be written.
 
     Examples:
         >>> import tempfile

@@ -6,8 +6,8 @@ columns. The fixed ranks depend only on the matrix. So factors do not depend on 
 their order, or the rest of the fleet.
 
 In the next round the iteration starts from the subspace of the last round. Factors therefore depend
-on the weights that were factorized before, but always in the same way. A server that is restarted
-has no subspace to start from. Its factors are as good, but not the same bytes.
+on the weights that were factorized before, but always in the same way. After a restart, a server
+has no subspace to start from. Its factors are equally good, but their bytes differ.
 """
 
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class Factorizer:
         width = min(matrix.shape) if self.exact else width_for(matrix, rank)
         known = self._last.get((name, width))
         if known is None or not torch.equal(known.matrix, matrix):
-            # A copy, as the caller may change the weights in place.
+            # A copy, because the caller may change the weights in place.
             known = self._last[name, width] = decompose(matrix.clone(), width, known)
         return known.u[:, :rank], known.v[:, :rank]
 
@@ -92,7 +92,7 @@ def width_for(matrix: Tensor, rank: int) -> int:
 
 
 def decompose(matrix: Tensor, width: int, last: Known | None) -> Known:
-    """The `width` leading components of `matrix`, starting from `last` if that is similar."""
+    """The `width` leading components of `matrix`, starting from `last` if `last` is similar."""
     if width < min(matrix.shape):
         warm = last.basis if last and has_changed_little(matrix, last.matrix) else None
         leading = leading_components(matrix, width, warm)

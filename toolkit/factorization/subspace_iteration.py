@@ -26,8 +26,8 @@ OVERSAMPLING = 3 / 16
 SHIFT = 0.7
 """Shift of a leap, relative to the smallest squared singular value known.
 
-Up to 1/2, a leap is at least as good as two half-steps. Above, directions with nearly no energy
-grow, and the half-steps that follow remove them again.
+Up to 1/2, a leap is at least as good as two half-steps. Above 1/2, directions with nearly no energy
+grow, and the following half-steps remove them again.
 """
 
 SKETCH_STEPS = 3
@@ -49,7 +49,7 @@ INDEPENDENT = 3e-2
 """Share of the largest pivot above which solving in float32 keeps orthogonality."""
 
 RESOLVED = 0.4
-"""Share of the largest pivot above which a float32 Gram matrix keeps orthogonality too."""
+"""Share of the largest pivot above which even a float32 Gram matrix keeps orthogonality."""
 
 
 class Leading(NamedTuple):
@@ -57,7 +57,7 @@ class Leading(NamedTuple):
 
     Attributes:
         u: (m, rank), orthogonal columns whose norms are the roots of the singular values.
-        v: (n, rank), likewise.
+        v: (n, rank), scaled like `u`.
         basis: (n, rank + oversampling), orthonormal; the next iteration can start from it.
     """
 
@@ -154,9 +154,9 @@ def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
 
     The gain of a step is the energy that its basis captures, minus that of the previous basis.
 
-    Without a gap in the spectrum the error falls as a power of the number of steps, for random
-    matrices as the second power or faster. The last gain times half the number of steps then
-    estimates the remaining gain.
+    Without a gap in the spectrum, the error is an inverse power of the number of steps; for random
+    matrices the power is 2 or higher. The last gain times half the number of steps then estimates
+    the remaining gain.
 
     If the spectrum has two plateaus close to each other, gains hardly change at first. With the
     ratio q of their squared singular values, the remaining gain is the last gain times q / (1 - q).
@@ -215,7 +215,7 @@ def orthonormal_basis(block: Tensor) -> Tensor:
     """An orthonormal basis (m, k) of the columns of `block`."""
     gram = gram_matrix(block, torch.float32)
     pivots = torch.linalg.cholesky_ex(gram).L.diagonal()
-    # Written with `not`, so that a NaN of a failed factorization counts as dependent too.
+    # Written with `not`, so that a NaN of a failed factorization also counts as dependent.
     if not float(pivots.min()) > RESOLVED * float(pivots.max()):
         gram = gram_matrix(block)
     return orthonormalize(block, gram)

@@ -197,7 +197,7 @@ class CP(Family):
     def strength(self, spec: Spec) -> float:
         """The strength: 1 / compression rate, and at most 1.
 
-        Factors with more values than the tensor add nothing.
+        Factors with more values than the tensor add no strength.
         """
         return 1 / max(1.0, forms.CP.size_as_number(spec))
 

@@ -241,7 +241,7 @@ class LowRank(ExchangesLayers):
         among: Collection[str] | None = None,
     ) -> Rewritten:
         """See ExchangesLayers."""
-        # FedHM keeps the first layers dense. A slice freezes the layers before its cut, so none
+        # FedHM keeps the first layers dense. A slice freezes the layers before its cut, so no layer
         # after the cut has to stay dense.
         keep = forms.LOW_RANK.whole_number(spec, "keep", 1 if among is None else 0)
         strength = forms.LOW_RANK.number(spec, "decay", DECAY)

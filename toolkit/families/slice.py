@@ -80,7 +80,7 @@ class Slice(Family):
         )
 
     def most_strength(self, spec: Spec) -> float:
-        """A number below 1, because a slice never trains the tensors before its cut."""
+        """An upper bound below 1, because a slice never trains the tensors before its cut."""
         return 1.0 if "skip" in spec.options else math.nextafter(1.0, 0.0)
 
 

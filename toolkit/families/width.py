@@ -4,12 +4,12 @@ The smaller networks are nested: a narrow submodel has a subset of the channels 
 Each number is averaged over the devices that have it.
 
 `scaler=on` divides the outputs of narrowed layers by the ratio while a device trains. HeteroFL's
-authors do so with static batch norms. Batch norms that track statistics would not fit: devices
+authors use this with static batch norms. Batch norms that track statistics would not fit: devices
 would track scaled outputs, but the outputs of a prediction are not scaled.
 
-`window=rolling` takes other channels in every round (FedRolex). In round t they begin with channel
-t - 1; the first channel follows after the last. So every device trains every channel in turn, with
-the same graphs.
+`window=rolling` takes other channels in every round (FedRolex). In round t the window begins at
+channel t - 1, and continues at the first channel after the last. So every device trains every
+channel in turn, with the same graphs.
 """
 
 import dataclasses

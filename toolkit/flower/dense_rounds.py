@@ -1,7 +1,7 @@
 """Rounds in which sites answer with whole models, so that Flower's privacy methods can be used.
 
-The next global model is the plain mean of the sites' models, computed by Flower's FedAvg. Sites
-count equally, because a clipped change must not weigh more than another change.
+The next global model is the plain mean of the sites' models, computed by Flower's FedAvg. All sites
+have the same weight, because no clipped change may weigh more than another.
 """
 
 import json

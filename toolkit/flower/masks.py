@@ -1,6 +1,6 @@
-"""Masks for SecAgg+ from seeds so long that nobody can try all of them.
+"""Masks for SecAgg+ from long seeds, so that nobody can try all seeds.
 
-Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share) and draws
+Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share). It draws
 from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). An attacker who tries all
 seeds can remove the masks. Here the whole seed gives the key of a stream cipher.
 """

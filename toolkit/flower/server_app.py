@@ -50,8 +50,8 @@ def main(grid: Grid, context: Context) -> None:
             path=settings.federation,
             rounds=config.rounds,
         )
-    # Without kinds of devices the model is not split: the server needs no submodel. To split a
-    # model is to record it, which fails if one of Flower's threads draws a random number.
+    # Without kinds of devices the model is not split, because the server needs no submodel.
+    # Splitting records the model, which fails if one of Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))
     held_out = read_samples(
         config.held_out,

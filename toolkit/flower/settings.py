@@ -24,8 +24,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab"):
         dense: Sites answer with whole models instead of partial aggregates. The models are
             averaged.
         secure: Sum the sites' models by SecAgg+.
-        range: The greatest absolute value that SecAgg+ can send.
-        clipping_norm: The greatest L2 norm of a site's change to the model; a larger change is
+        range: The largest absolute value that SecAgg+ can send.
+        clipping_norm: The largest L2 norm of a site's change of the model; a larger change is
             scaled down.
         noise_multiplier: Standard deviation of the noise on the sum of the changes, divided by the
             clipping norm.

@@ -24,7 +24,7 @@ class Lookup:
         progress: Called with the name of each stage when it begins.
         known: The workloads that were computed or are in the cache.
         impossible: The submodels that turned out to be impossible.
-        told: Whether `progress` was called.
+        told: Whether `progress` was called before.
     """
 
     device: DeviceProfile

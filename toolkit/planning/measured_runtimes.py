@@ -13,7 +13,7 @@ def runtime_notes(device: DeviceProfile) -> list[str]:
     """A line for each submodel that was measured in both formats on the device.
 
     The device's owner chose which bundles to measure. Usually these bundles are not part of this
-    plan, so the line only says what was measured.
+    plan, so the line only reports the measurements.
     """
     trainings = () if device.trainings is UNSET else device.trainings
     same = defaultdict[object, list[Profile]](list)

@@ -48,13 +48,15 @@ def plan(
         progress: Called with the name of each stage when it begins.
 
     Returns:
-        The plan. `plan.chosen` is the submodel, or None if nothing fits. `plan.rows` has the
-        predictions of the computed candidates. All other candidates are in `exceeding` and
-        `not_needed`.
+        The result. Its `plan.chosen` is the chosen candidate, or None if nothing fits. Its
+        `plan.rows` has the predictions of the computed candidates, in bytes and seconds. All other
+        candidates are in its `exceeding` and `not_needed`.
 
     Raises:
         InputError: If the profile cannot be read. Also if `memory` is None and the profile does
             not state the device's memory.
+        SpecError: If a spec is wrong.
+        ModelError: If the model cannot be recorded.
 
     Examples:
         >>> import edgetailor as et

@@ -36,7 +36,7 @@ from toolkit.submodels.model_loading import load_global
 logger = logging.getLogger(__name__)
 
 TENSORS_ALONE = MemoryOverhead(idle_bytes=0, session_bytes=0, node_bytes=0)
-"""An overhead below that of any device: only tensors need memory."""
+"""A lower bound of the overhead of any device: only tensors need memory."""
 LOOK_S = 0.2
 """How often the search checks for a request to stop, in seconds."""
 
@@ -164,7 +164,8 @@ class Search:
         """Add the results of `_examined` for the specs `new` to `results`."""
         running: dict[Future[Outcome], str] = {}
         for number, spec in enumerate(new, 1):
-            # Submit only as many as run at once, so that progress shows exports that have begun.
+            # Submit only as many exports as run at once, so that progress shows exports that have
+            # begun.
             while len(running) >= count:
                 self._collect(running, results)
             logger.info("Exporting %s (%d of %d).", spec, number, len(new))

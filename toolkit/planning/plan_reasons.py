@@ -1,4 +1,4 @@
-"""Says why a candidate of a plan is not chosen, and which budget would allow it."""
+"""Explains why a candidate of a plan is not chosen, and which budget would allow it."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def why(row: Row, chosen: Candidate | None, written: Written = as_option) -> str
 def why_not_computed(row: Row, chosen: Candidate | None) -> str:
     """Why a candidate's figures were not computed: bounds exclude it, or `chosen` is as good."""
     if row.excesses:
-        # What a round sends is exact without an export.
+        # The traffic of a round is exact even without an export.
         return ", ".join(
             f"{e.resource}: over by {'' if e.resource == 'bandwidth' else 'at least '}"
             f"{amount(e.resource, e.over)}"

@@ -1,7 +1,7 @@
 """The search for the strongest submodel that fits: from the strongest candidate down.
 
-An export takes seconds to a minute, so the search exports only what may be chosen. The search knows
-each candidate at one of three depths:
+An export takes seconds to a minute, so the search exports only candidates that may be chosen. The
+search knows each candidate at one of three depths:
 
 - listed: the spec bounds the strength from above.
 - estimated: the strength is exact, and the needs have lower bounds.
@@ -50,8 +50,8 @@ class Entry:
         depth: How much is known about the submodel: see `Depth`.
         candidate: The submodel's figures. Unknown needs are 0.
         recomputes: Whether the entry is the variant of another candidate with `recompute=yes`.
-        activations: Bytes of activations that a step may not keep. The estimated memory leaves
-            them out.
+        activations: Bytes of activations that a step possibly does not keep. The estimated memory
+            leaves them out.
     """
 
     spec: str

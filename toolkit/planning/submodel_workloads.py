@@ -89,8 +89,8 @@ class Workloads:
         self.recording = SharedRecording(self.model, self.sample_shape)
         with self.recording:
             captured = capture(self.model, self.sample_shape, is_own(self.training.loss))
-        # The learning rate is an input of the graphs, and the schedule holds the epochs. So they
-        # change no graph and are left out of the key.
+        # The learning rate is an input of the graphs, and the epochs are in the schedule. Both
+        # change no graph, so they are left out of the key.
         training = replace(
             self.training, learning_rate=0.0, round_decay=1.0, epochs=1, steps=None, milestones=()
         )

@@ -18,7 +18,7 @@ from toolkit.report.phase_costs import Part, Report, over_budget
 INK, MUTED, GRID, PAPER = "#1c2430", "#5b6676", "#dfe3e8", "#fefefe"
 BUDGET, PREDICTED = "#c2272e", "#7a5bb0"
 ON_BARS = "#11161d"
-"""The colour of text on bars. Bars have light colours on light and on dark screens."""
+"""The colour of text on bars, which have light colours on light and on dark screens."""
 COLOURS: dict[Part, str] = {
     "idle": "#b9c2cc",
     "stages": "#4fb8aa",

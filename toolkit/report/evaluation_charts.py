@@ -134,8 +134,8 @@ def draw_classes(axes: Axes, documents: Sequence[EvaluationDocument], shown: Seq
 def draw_confusion(axes: Axes, document: EvaluationDocument, shown: Sequence[int]) -> None:
     """Draw the confusion matrix: rows are the true classes, columns the predicted ones.
 
-    The colour of a cell is its share of the row's labels. If not all classes are shown, the last
-    column has the sum of the others.
+    The colour of a cell is its share of the row's labels. If some classes are not shown, the last
+    column has the sum of these classes.
     """
     matrix = document.confusion or ()
     heads = list(map(str, shown))
@@ -155,7 +155,7 @@ def draw_confusion(axes: Axes, document: EvaluationDocument, shown: Sequence[int
                 continue
             right = column < len(shown) and shown[column] == true
             colour = COLOURS["stages"] if right else COLOURS["backprop"]
-            # Shares of few percent have to be seen, too.
+            # Shares of a few percent must be visible, too.
             strength = 0.15 + 0.85 * count / max(labels, 1)
             cell = (column - 0.48, row - 0.48)
             axes.add_patch(Rectangle(cell, 0.96, 0.96, color=colour, alpha=strength, linewidth=0))

@@ -149,7 +149,8 @@ def stacked_memory(profile: Profile) -> tuple[tuple[tuple[Part, int], ...], str 
             tops[part] = peak, phase
     if not tops:
         return (), None
-    # The idle memory differs slightly between phases. With the lowest, every part is positive.
+    # The idle memory differs slightly between phases. Take the lowest, so that every part is
+    # positive.
     below = min(idles)
     stack: list[tuple[Part, int]] = [("idle", below)]
     for part, (peak, _) in sorted(tops.items(), key=lambda item: item[1][0]):

@@ -13,7 +13,7 @@ from profiles.text_formatting import format_bytes, format_seconds
 
 DIFF_VERSION = 1
 SHORTEST_S = 1e-9
-"""A figure below this is treated as zero: its relative growth is meaningless."""
+"""A time below this is treated as zero, because its relative growth is meaningless."""
 Verdict = Literal["same", "better", "worse", "within spread", "unstable"]
 
 

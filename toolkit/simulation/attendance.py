@@ -31,8 +31,8 @@ class Turnout(NamedTuple):
     `not_needed` would have delivered an update after the round had reached its goal. Clients in
     `away` were asked, but were away during the whole round, so they did not receive a submodel.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
-    `versions` has the version of the model that each client of an asynchronous round trains from;
-    without an entry, a client trains from the newest.
+    `versions` has the model version from which each client of an asynchronous round trains; a
+    client without an entry trains from the newest version.
     """
 
     present: Chosen
@@ -111,7 +111,7 @@ class Attendance:
         ]
 
     def returns(self, client: int, now: float) -> float:
-        """When `client` can work: at `now`, or when it is back. Times are in simulated seconds."""
+        """When `client` can work: at `now`, or on its return. Times are in simulated seconds."""
         return now if self.absence is None else self.absence.returns(client, now)
 
     def arrives(self, client: int, spec: str, start: float) -> float:
@@ -125,7 +125,7 @@ class Attendance:
         """Decide which of the clients `chosen` for `round_` deliver an update.
 
         Whether a client fails depends only on the seed, the round and the client's number. `closed`
-        is when the round before closed, in simulated seconds.
+        is the time when the previous round closed, in simulated seconds.
         """
         luck = self.luck(round_)
         failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
@@ -133,7 +133,7 @@ class Attendance:
         if self.seconds is None and not self.has_goal:
             return Turnout(working, failed)
         opened = self.opens(closed)
-        # Order equal times at random: otherwise, a quorum would always take the first clients.
+        # Order equal times at random. Otherwise a quorum would always take the first clients.
         arriving = sorted(
             (self.arrives(*entry, opened) - opened, luck[entry[0]], *entry) for entry in working
         )

@@ -183,7 +183,7 @@ class ChunkTrainer:
     def _together(self, chunk: Chunk, result: TrainedChunk) -> None:
         """Train the clients and add their updates, with one update in memory at a time.
 
-        Other rules than the mean, and the limits of a new kind, need all updates together. With
+        Rules other than the mean, and the limits of a new kind, need all updates together. With
         differential privacy, the sum is of the clipped changes.
         """
         model, policy = self.federation.model, self.federation.policy

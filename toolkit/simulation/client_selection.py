@@ -74,7 +74,7 @@ class ClientSelection:
         """
         if round_ <= self._round:
             self._restart()
-        # A policy may depend on the rounds before, also after a restart of the simulation.
+        # A policy may depend on the previous rounds, also after a restart of the simulation.
         while self._round < round_ - 1:
             self._select(self._round + 1)
         return self._with_submodels(*self._select(round_))

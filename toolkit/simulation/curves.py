@@ -50,7 +50,7 @@ def draw_curves(history: Sequence[RoundResult], to: Path) -> None:
 def draw_comparison(rows: Sequence[Row], to: Path, target: float | None = None) -> None:
     """Write a PNG with a curve for each row: the mean of its runs, and their range.
 
-    A second panel has a curve for each run over the bytes of all clients, and a third over the
+    A second panel has a curve for each run over the bytes of all clients. A third panel is over the
     simulated time, if every round has one. A dashed line shows `target`.
     """
     sent: list[list[Sequence[float]]] = [[*map(sent_bytes, row.histories)] for row in rows]

@@ -1,4 +1,4 @@
-"""When simulated clients are away: once a day, each at its own time of the day."""
+"""The absences of simulated clients: once a day, each client at its own time of the day."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from typing import Self
 import numpy as np
 
 ROUNDING = 1e-9
-"""An absence that lasts at most this share of a day is over: its rest is a rounding error."""
+"""An absence whose rest is at most this share of a day is over, because the rest is a rounding
+error."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Absence:
         return now + left if left > ROUNDING * self.day_s else now
 
     def ready(self, client: int, now: float, seconds: float) -> float:
-        """When `client` has worked for `seconds`, if it starts at `now` or when it is back."""
+        """When `client` has worked for `seconds`, if it starts at `now` or on its return."""
         start = self.returns(client, now)
         today = self.day_s - max(self._since(client, start), self.away_s)
         absences = math.ceil((seconds - today) / (self.day_s - self.away_s) - ROUNDING)

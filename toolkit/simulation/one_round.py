@@ -34,8 +34,9 @@ class OneRound(TrainedChunk):
 
     Attributes:
         files: The updates of the round, if its model is judged. Then there are no sums.
-        judge: The judge of the model, or what aggregates the round again for a committee.
-        limited_updates: What limits and judge changed, by client; None without both.
+        judge: The judge of the model, which also aggregates the round again for a committee.
+        limited_updates: What limits and judge changed, by client; None if there are neither limits
+            nor a judge.
         left_out: Why an update was left out, by client; None if the model is not judged.
         reference: The reference for the limits of the next round; None without limits.
     """
@@ -186,10 +187,10 @@ class OneRound(TrainedChunk):
     ) -> Evaluation:
         """Let the `committee` decide about the new model, whose evaluation is `evaluation`.
 
-        A rejected model is judged again without the updates that point against the others. If it
+        A rejected model is judged again without the updates that point against most others. If it
         is rejected again, the model `before` the round is restored.
 
-        Returns the evaluation of the model that is left.
+        Returns the evaluation of the model that is kept.
         """
         judge = self.judge
         assert judge is not None  # a round with a committee keeps its updates
@@ -209,7 +210,7 @@ class OneRound(TrainedChunk):
         return federation.evaluation(*self.simulation.held_out)
 
     def take_noised(self, noise: RoundNoise) -> None:
-        """Use the noised sum of the clipped changes, of which there may be none."""
+        """Use the noised sum of the clipped changes; there may be no changes."""
         assert isinstance(self.aggregation, Aggregation)  # the file refuses other rules
         simulation = self.simulation
         # The last number separates these draws from all others.

@@ -51,11 +51,11 @@ NEWER = {
 NEWER_OF_CLIENTS = {
     key: SimulationTable.model_fields[key].default for key in ("away", "day_s", "hostile")
 }
-"""The same for the table [simulation]."""
+"""The defaults of settings in the table [simulation] that earlier versions lack."""
 NEWER_OF_AGGREGATION = {**asdict(AggregationPolicy()), "bounds": False, "judge": False}
-"""The same for the table [aggregation]."""
+"""The defaults of settings in the table [aggregation] that earlier versions lack."""
 LOSS_CODE = "loss_code"
-"""The setting that says what the user's own loss computes."""
+"""The setting that describes the user's own loss."""
 CHANGEABLE = ("rounds", "early_stopping", *UNUSED)
 """Settings that may differ when a simulation continues."""
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         left_out: Why the judge left out an update, by the client's number; None without a judge.
         paused: The clients that the judge pauses after this round; None without a judge. They take
             part in no later round.
-        privacy: What the rounds so far have spent of the privacy budget; None without [privacy].
+        privacy: The privacy budget that the rounds so far have spent; None without [privacy].
         backdoor: The success of the attack `backdoor`: the share of held-out samples of other
             classes that the model assigns to the attackers' class if they have the trigger.
     """
@@ -130,7 +130,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def took_part(self) -> int:
-        """The number of clients that received the model, whatever became of their updates."""
+        """The number of clients that received the model, even if their updates were not used."""
         left_out = len(self.left_out or ())
         return self.clients + left_out + self.diverged + self.failed + self.late + self.not_needed
 
@@ -142,7 +142,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_client(told: Mapping[int, Told] | None) -> dict[str, Told] | None:
-    """What is told about updates, by the client's number as text; None if nothing is known."""
+    """The reports about updates, by the client's number as text; None if nothing is known."""
     return None if told is None else {str(client): told[client] for client in sorted(told)}
 
 
@@ -336,7 +336,7 @@ class RunFolder:
         return all(path.name.startswith(f".{SETTINGS}.") for path in self.root.iterdir())
 
     def _check_same(self, settings: Mapping[str, object]) -> None:
-        # Simulations of earlier versions lack these.
+        # Simulations of earlier versions lack these settings.
         evaluation = EvaluationTable().model_dump()
         before = {"evaluation": evaluation, "mode": "sync", **NEWER, **self.settings()}
         for key in settings:

@@ -60,7 +60,7 @@ class Simulation:
         plan: Differential privacy for clients; None without it.
         judged: Whether new models are judged.
         committee: Accepts or rejects new models; None without a committee.
-        pauses: What the judge pauses clients for.
+        pauses: The harm for which the judge pauses clients.
     """
 
     config: SimulationConfig
@@ -103,7 +103,7 @@ class Simulation:
         if self.timetable is not None:
             self.folder.keep_first_model(self.federation.save())
         last = self.config.last_round
-        assert last is not None  # load_simulation refuses others
+        assert last is not None  # load_simulation refuses other values
         if done >= last or self._ends():
             logger.info("All %d rounds are finished already", done)
             return
@@ -119,7 +119,7 @@ class Simulation:
                 return
 
     def _ends(self) -> str | None:
-        """Why no other round follows before the last one; None if one follows."""
+        """Why the rounds end before the last one; None if another round follows."""
         if self._stops_early():
             patience = counted(self.config.early_stopping or 0, "round")
             return f"no model was better for {patience}."
@@ -129,7 +129,7 @@ class Simulation:
         return "another round would exceed the privacy budget."
 
     def spent(self, within: float | None) -> SpentPrivacy | None:
-        """What is spent with the round after the finished ones; None without [privacy].
+        """The budget spent after the next round; None without [privacy].
 
         See `PrivacyPlan.after`.
         """
@@ -138,7 +138,7 @@ class Simulation:
         return self.plan.after(self._spent_before(), self.selection.probability, within)
 
     def noise(self) -> RoundNoise | None:
-        """The clipping and the noise of the round after the finished ones; None for none."""
+        """The clipping and the noise of the next round; None without [privacy]."""
         expected = sum(self.selection.expected.values())
         return None if self.plan is None else self.plan.noise(self._spent_before(), expected)
 
@@ -257,7 +257,7 @@ class Simulation:
         return sorted(self.hostile.intersection(client for client, _ in turnout.present))
 
     def backdoor_success(self) -> float | None:
-        """The share of held-out samples with the trigger that the new model takes for the target.
+        """The share of held-out samples with the trigger that the new model labels as the target.
 
         None without a backdoor.
         """

@@ -85,8 +85,8 @@ def simulate(
     same, bit for bit, as without the interruption. The result does not depend on `workers` or
     `engine`.
 
-    With workers, a script needs `if __name__ == "__main__":` around this call, because the workers
-    import the script.
+    If `workers` is above 1, a script needs `if __name__ == "__main__":` around this call, because
+    the workers import the script.
 
     Args:
         file: The federation's TOML file, with a table `[simulation]`.
@@ -108,7 +108,8 @@ def simulate(
         progress: Called before the rounds with the name of each stage when it begins.
 
     Returns:
-        The result of each round.
+        The result of each round, with `accuracy`, `loss`, `clients` and the other keys of
+        `history.jsonl`.
 
     Raises:
         InputError: The file is wrong, `out` has other files, the engine is unknown, its package is

@@ -173,7 +173,7 @@ def load_simulation(
     devices = tuple(_located(kind, folder) for kind in config.devices)
     for kind in devices:
         if kind.profile is not None:
-            simulated_device(kind)  # raises now, before the model is loaded
+            simulated_device(kind)  # raise errors now, before the model is loaded
     table = table.model_copy(update={"data": data})
     return config.model_copy(update={"simulation": table, "devices": devices})
 

@@ -45,10 +45,10 @@ class Flight(NamedTuple):
 
 @dataclass
 class _Version:
-    """The next version while its updates arrive.
+    """The next version, while its updates arrive.
 
-    Clients in `waiting` start as soon as there is a place. Clients in `returning` are away, each
-    until the time with it.
+    Clients in `waiting` start as soon as there is a place. Clients in `returning` are away; the
+    time of each client is its return.
     """
 
     waiting: deque[int]
@@ -125,7 +125,7 @@ class Timetable:
         return [(flight.client, self._specs[flight.client]) for flight in flights]
 
     def _filled(self, version: int, fewest: int) -> _Version:
-        """Let time pass until the updates after `version` are complete, or nobody trains."""
+        """Let time pass until the updates after `version` are complete, or no client trains."""
         luck = self._attendance.luck(version + 1)
         # The third number separates these draws from those of the failures.
         draw = np.random.default_rng([self._attendance.seed, version + 1, 2])
@@ -175,6 +175,6 @@ class Timetable:
 def timetable_of(config: SimulationConfig, attendance: Attendance) -> Timetable:
     """The timetable of a file with `mode = "async"`. All clients have the times of `attendance`."""
     specs, buffer_size = config.specs(), config.buffer_size
-    assert buffer_size is not None  # the file refuses the mode without it
+    assert buffer_size is not None  # the file refuses this mode without `buffer_size`
     concurrency = max(1, round(config.simulation.participation * len(specs)))
     return Timetable(attendance, specs, concurrency, buffer_size, config.oldest)

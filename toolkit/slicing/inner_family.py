@@ -63,7 +63,8 @@ class InnerFamily:
         # Layers are exchanged only after the cut, so positions up to the cut stay the same.
         same_point = next(p for p in cutter.points if p.position == point.position)
         cut = cut_at(cutter, same_point, batch)
-        # Modules of an exchanged layer may have new names; the user knows the original name.
+        # Modules of an exchanged layer may have new names, but the user knows only the original
+        # name.
         return rewritten, captured, replace(cut, recorded=f"ahead of {point.module}")
 
     def rewritten_after(self, point: CutPoint) -> Rewritten:

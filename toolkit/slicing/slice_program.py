@@ -80,13 +80,14 @@ def slice_tensors(
     def read_from(group: Iterable[str]) -> Iterable[str]:
         return filter(set(group).__contains__, read_after)
 
-    # Batch norms after the cut train; those before it only predict.
+    # Batch norms after the cut train; batch norms before the cut only predict.
     statistics = rewritten.tensor_entries(
         captured, read_from(captured.buffers), statistics_role(training, captured)
     )
     frozen = rewritten.tensor_entries(captured, read_from({*captured.frozen, *cut.fixed}), "frozen")
     trained = captured.parameters.keys() - cut.fixed
-    # Both sides of a time cut read the LSTM's weights. They count as after the cut and are trained.
+    # Both sides of a time cut read the LSTM's weights. These weights count as weights after the
+    # cut, and are trained.
     before_cut = [
         n for n in tensors_read(cut.stages) if n not in read_after and n in captured.tensors
     ]

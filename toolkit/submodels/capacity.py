@@ -8,7 +8,7 @@ pooling and embedding do not count.
 An LSTM counts 10 values for each unit, step and direction: four gates before and after their
 nonlinearity, the cell state and the hidden state. In the paper's table, the layer after the LSTM is
 not counted; it has one output for each sample. Therefore layers with one output are left out here.
-Of other recurrent layers, only parameters and multiply-accumulates are counted.
+For other recurrent layers, only parameters and multiply-accumulates are counted.
 """
 
 import math

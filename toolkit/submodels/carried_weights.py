@@ -1,8 +1,8 @@
 """Carries the weights of a model over into a changed model, by name and shape.
 
-A tensor of the same name and shape keeps its numbers. A tensor of the same name that is larger,
-such as the head of a model with one more class, keeps them in its first rows and columns:
-`new[:rows, :columns] = old`. All others begin with the initial numbers of the changed model.
+A tensor of the same name and shape keeps its numbers. A larger tensor of the same name, such as the
+head of a model with one more class, keeps the old numbers in its first rows and columns:
+`new[:rows, :columns] = old`. All other tensors begin with the initial numbers of the changed model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ MOST_NAMES = 20
 
 @dataclass(frozen=True)
 class Carried:
-    """What becomes of the tensors of a model, by their names.
+    """Which tensors of a model are carried over, by their names.
 
     Attributes:
         whole: How many tensors keep their numbers.
-        part: Larger tensors, which keep them in a part.
+        part: Larger tensors, which keep the old numbers in a part.
         new: Tensors that begin with initial numbers.
         dropped: Tensors of the earlier model that the changed model does not have.
     """

@@ -54,7 +54,8 @@ def classifier_tensors(graph: GraphModule) -> set[str]:
         name = str(node.target).split(".")[1] if "." in str(node.target) else ""
         if name in WEIGHTED:
             own = (read for read in node.args[1:3] if isinstance(read, Node))
-            # Rows that another operator reads too (a tied embedding) are not of one class.
+            # If another operator also reads the rows (a tied embedding), a row does not belong to
+            # one class.
             return {str(n.target) for n in own if n.op == "get_attr" and len(n.users) == 1}
         # Reshaping and elementwise operators do not mix the rows.
         computed = [read for read in node.all_input_nodes if read.op == "call_function"]

@@ -27,8 +27,8 @@ class Family(ABC):
     averages_factors = False
     """Whether the server averages the factors of equal specs before it recovers them."""
     trains_personal_model = False
-    """Whether devices train a personal model and move the tensors that they send towards it. These
-    tensors change less than those that devices train themselves."""
+    """Whether devices train a personal model, and move the tensors that they send towards this
+    model. Tensors that are moved in this way change less than tensors that are trained directly."""
 
     @abstractmethod
     def split(self, request: SplitRequest) -> Submodel:

@@ -104,7 +104,7 @@ class GlobalModel:
         return hashlib.sha256(self.save()).hexdigest()
 
     def load_into(self, model: nn.Module) -> None:
-        """Copy the tensors into `model`, which must have the same names and shapes."""
+        """Copy the tensors into `model`. PyTorch raises RuntimeError if names or shapes differ."""
         own = model.state_dict()
         state = {n: in_form_of(own.get(n, v), v) for n, v in self.state_dict().items()}
         model.load_state_dict(state)
@@ -148,7 +148,7 @@ def from_bytes(data: bytes, origin: str) -> GlobalModel:
         origin: Where the data come from, for messages.
 
     Raises:
-        InputError: If it is not a safetensors file, has a number that is not finite, or has
+        InputError: If `data` is not a safetensors file, has a number that is not finite, or has
             different values under two names of one tensor.
     """
     try:

@@ -24,7 +24,7 @@ LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 class LocalWork(NamedTuple):
-    """The most epochs and batches of a device in a round; `batches` is None without a limit."""
+    """The most epochs and batches of a device in a round. If no limit is set, `batches` is None."""
 
     epochs: int
     batches: int | None
@@ -48,10 +48,11 @@ class TrainingConfig:
             repeats its data.
         learning_rate: Learning rate of the first round.
         momentum: Momentum of `sgd` and `nesterov`.
-        weight_decay: This factor times the parameter is added to the gradient. `adamw` instead
-            subtracts this product, times the learning rate, from the parameter.
+        weight_decay: The optimizer adds this factor times the parameter to the gradient. `adamw`
+            instead subtracts this product, times the learning rate, from the parameter.
         round_decay: Factor by which learning rates are multiplied after each round.
-        milestones: If given, `round_decay` applies only after these rounds, ascending.
+        milestones: Round numbers, ascending. If given, `round_decay` applies only after these
+            rounds.
         batch_norm: `global` averages the statistics of batch norms over the devices. With `static`,
             devices neither update nor send statistics. The server computes them from its own
             training samples (`Federation`'s `statistics`). Without such samples, it uses the
@@ -72,7 +73,7 @@ class TrainingConfig:
             a batch. See the guide about differential privacy.
         sample_noise: The standard deviation of this noise in the sum of a batch's gradients,
             divided by `sample_clip`. Set both or neither.
-        sample_delta: Devices tell their owners epsilon for this delta.
+        sample_delta: The delta for which devices report epsilon to their owners.
 
     Raises:
         InputError: If a value is not allowed.
@@ -131,7 +132,7 @@ class TrainingConfig:
                 raise invalid(name, value, f"at most {LARGEST_FLOAT:g}, the largest float32")
         if self.batch_norm not in ("global", "static"):
             raise invalid("batch_norm", self.batch_norm, '"global" or "static"')
-        # A loss has one text, so that equal settings are equal.
+        # Write the loss in its canonical form, so that equal settings compare equal.
         object.__setattr__(self, "loss", canonical(self.loss))
         if self.optimizer not in get_args(Optimizer):
             allowed = "one of " + ", ".join(f'"{word}"' for word in get_args(Optimizer))

@@ -95,7 +95,7 @@ def build_model(reference: str, seed: int) -> nn.Module:
     try:
         module = importlib.import_module(module_name)
         if module is known and not hasattr(module, name):
-            module = importlib.reload(module)  # its file may have changed since
+            module = importlib.reload(module)  # its file may have changed since the import
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ModelError(
             "{model!r}: the module {module} cannot be imported: {reason}.{hint}",

@@ -102,7 +102,7 @@ def private_instruction(training: TrainingConfig) -> Train:
 def with_fixed_statistics(graph: GraphModule) -> GraphModule:
     """A copy of the training `graph` whose batch norms use the statistics that the device received.
 
-    The statistics of a single sample are no estimate of those of all samples.
+    The statistics of a single sample do not estimate the statistics of all samples.
 
     Raises ModelError if a batch norm keeps no statistics.
     """

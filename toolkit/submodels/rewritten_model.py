@@ -86,7 +86,7 @@ def refuse_if_unusable(spec: Spec, layer_decisions: Iterable[LayerDecision]) -> 
     """Turn a ModelError in the block into a SpecError. The block records a model with new layers.
 
     The model was recorded without errors before its layers were replaced. So an error means that
-    the model's code uses something of a replaced layer that the new layer lacks.
+    the model's code uses an attribute of a replaced layer that the new layer lacks.
     """
     try:
         yield

@@ -55,7 +55,8 @@ class SplitRequest:
 
         Raises:
             ModelError: The model cannot be recorded.
-            SpecError: The model changes its own parameters, but the family cannot train it then.
+            SpecError: The model changes its own parameters, and the family cannot train such a
+                model.
         """
         captured = capture(self.model, self.sample_shape, is_own(self.training.loss))
         # The last batch may have one sample more.
@@ -66,7 +67,7 @@ class SplitRequest:
 
 
 def refuse_changed_parameters(captured: Captured, spec: str) -> None:
-    """Raise SpecError if the model changes its own parameters: no family but `full` trains it."""
+    """Raise SpecError if the model changes its own parameters: only `full` can train it."""
     if captured.changed:
         raise SpecError(
             "{spec!r}: the model changes its own parameter {tensor!r} before it uses the "
@@ -105,8 +106,8 @@ class Submodel:
         counts: Its sizes for one batch.
         layer_decisions: The form of each weighted layer.
         cut: Takes the global model of a round and computes the tensors that the device receives.
-        windows: Takes the number of a round (from 1). Maps the name of each tensor to the part that
-            it has of its global tensor in this round; see `in_round`. None if the parts are the
+        windows: Takes the number of a round (from 1). Maps the name of each tensor to the part of
+            its global tensor that it holds in this round; see `in_round`. None if the parts are the
             same in every round.
     """
 

@@ -14,7 +14,7 @@ from profiles.errors import InputError
 from profiles.json_decoding import MalformedError, decode_json
 
 BUILT = Path(__file__).parent / "built"
-"""The folder to which `make web` writes the page. A released wheel has it."""
+"""The folder to which `make web` writes the page. A released wheel contains it."""
 LISTED = "files.json"
 """The file that lists all others."""
 INDEX = "index.html"

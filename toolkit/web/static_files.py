@@ -123,7 +123,10 @@ def accepts(header: str, coding: str) -> bool:
 
 
 def _has(header: str, tag: str) -> bool:
-    """Whether the value of If-None-Match names `tag`. A proxy may have marked it as weak (W/)."""
+    """Whether the value of If-None-Match names `tag`.
+
+    A proxy may have marked the tag as weak (W/).
+    """
     given = [entry.strip().removeprefix("W/") for entry in header.split(",")]
     return tag in given or "*" in given
 

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 class DeviceSecret:
     """The secret in a device's state folder.
 
-    The device makes a new secret itself, and only sends its hash. It writes the new secret to its
-    folder before it sends the hash. So a device that is killed at any moment has the secret that
-    the coordinator knows: the present secret or the next secret.
+    The device makes a new secret itself, writes it to its folder, and then sends only its hash. So
+    a device that is killed at any moment has the secret that the coordinator knows: the present
+    secret or the next secret.
 
     Args:
         folder: The state folder of a device that has joined.

@@ -59,7 +59,7 @@ class TrustedKey:
             check(self._key)
 
     def _follow(self, key: str) -> bool:
-        """Trust the key that has replaced `key`, if there is one. Returns whether there is."""
+        """Trust the key that has replaced `key`. Returns False if no key has replaced it."""
         changes = self._client.key_changes()
         new = new_key(key_fingerprint(key), changes, self._client.url, self._clock)
         if new is None:

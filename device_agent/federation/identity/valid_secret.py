@@ -1,6 +1,6 @@
 """Finds out which of a device's two secrets the coordinator knows, the present or the next.
 
-This module imports little: `status` and `doctor` need it, and neither needs the device's key.
+This module imports little: `status` and `doctor` use it, and they do not need the device's key.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
-    """Call `ask` with the present secret of `identity`, or with the next if the first is unknown.
+    """Call `ask` with the present secret of `identity`; if it is unknown, with the next secret.
 
-    The present secret is unknown if the device was killed between two steps: sending the hash of
-    the next secret, and making the next secret the present one.
+    A device first sends the hash of its next secret, and then makes this secret the present one. If
+    it is killed in between, the coordinator no longer knows the present secret.
     """
     try:
         return ask(identity)

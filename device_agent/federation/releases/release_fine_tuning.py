@@ -66,7 +66,7 @@ class ReleaseFineTuning:
         self._wait_if_paused()
         if not check.due():
             return
-        work = self._client.peek()  # while a round is open, it offers no release
+        work = self._client.peek()  # while a round is open, the coordinator offers no release
         if work is not None and work.release is not None and work.release.number != offer.number:
             raise ClientError(
                 "The coordinator does not offer release {number} any more.",

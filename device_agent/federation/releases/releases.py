@@ -124,7 +124,7 @@ class Releases:
             self._refuse(offer, self._report(offer, error=error))
 
     def _is_answered(self, offer: ReleaseOffer) -> bool:
-        """Whether this device has done what `offer` asks for, or will do it later."""
+        """Whether this device has already done what `offer` asks for, or has postponed it."""
         current, release = self._pointer.current, _release(offer)
         if current is None or release is None:
             if current is release:
@@ -138,7 +138,7 @@ class Releases:
         return refused or time.monotonic() < self._postponed.get(manifest_of(offer.files), 0)
 
     def _keep_later(self, offer: ReleaseOffer, current: InstalledRelease) -> None:
-        """Report once that the operator offers an earlier release, but has not asked to go back.
+        """Report once that the coordinator offers an earlier release without a request to go back.
 
         This happens after an old backup of the coordinator was restored.
         """
@@ -214,7 +214,7 @@ class Releases:
         log.info("%s %d, the model after round %d.", what, offer.number, offer.round, extra=about)
 
     def _fine_tune(self, offer: ReleaseOffer) -> None:
-        """Fine-tune the current release once, if `offer` asks for it and the owner agrees."""
+        """Fine-tune the current release once, if `offer` asks for this and the owner agrees."""
         current, task = self._pointer.current, f"fine-tuning release {offer.number}"
         if not offer.fine_tune or current is None or not current.is_release(_release(offer)):
             return
@@ -239,7 +239,7 @@ class Releases:
         except AuthorisationError:
             raise
         except (EdgeTailorError, RefusedError, OSError) as error:
-            # The release itself is taken, so this is no reason to report that it was not.
+            # The release itself is installed: do not report that it was refused.
             self._postponed[task] = time.monotonic() + AGAIN_S
             log.warning("Release %d was not fine-tuned: %s", offer.number, error)
 
@@ -282,7 +282,7 @@ class Releases:
     def _present(self) -> Path | None:
         """The bundle with which this device predicts now: a release or a training bundle."""
         current = self._pointer.current
-        if current is not None:  # without fine-tuning: this release is fine-tuned, too
+        if current is not None:  # without fine-tuning, as the offered release
             return self._folder.bundle(current.bundle)
         return self._received if (self._received / MANIFEST).exists() else None
 

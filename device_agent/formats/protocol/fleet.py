@@ -13,10 +13,10 @@ ABSENT = "absent"
 STOPPED = "stopped"
 """State of a device after it has reported that it stops, until it asks for work again."""
 INELIGIBLE = "ineligible"
-"""State of a device that its owner's conditions keep from the next round. It asks again when they
-hold."""
+"""State of a device that its owner's conditions keep from the next round. It asks again when the
+conditions hold."""
 LEFT_OUT = "left out"
-"""State of a device whose updates are not used, because one may have damaged the model."""
+"""State of a device whose updates are not used, because one of them may have damaged the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,10 @@ class FederatedEvaluation(KindEvaluation):
 
     In `mean_accuracy` and `mean_loss` each device counts once, whatever its number of samples.
     `worst_accuracy` and `worst_loss` are means over the tenth of the devices with the worst figure.
-    Under secure aggregation these four are None, and `kinds` has submodels as keys.
-    `kinds` has the pooled figures of each kind of devices. A kind with a reduced submodel judges
-    the reduced model. `classes` has the number of labels and of correct predictions of each class,
-    over the `reporting_classes` devices that report them.
+    Under secure aggregation these four figures are None, and `kinds` has submodels as keys. `kinds`
+    has the pooled figures of each kind of devices. A kind with a reduced submodel judges the
+    reduced model. `classes` has the number of labels and of correct predictions of each class, over
+    the `reporting_classes` devices that report them.
     """
 
     round: int
@@ -206,8 +206,8 @@ class SpentPrivacy:
     The models are (`epsilon`, `delta`)-differentially private for each device. `budget` is the
     largest epsilon; None without a limit. Each device was asked with the `probability`. The noise
     in the sum of the changes has the standard deviation `noise_multiplier` * `clip`. If `clip`
-    follows a quantile, the noise is a little larger, and `within` is the noised share of the
-    round's devices whose change was not above `clip`.
+    follows a quantile, the noise is a little larger. Then `within` is the noised share of the
+    round's devices with a change of at most `clip`.
     """
 
     epsilon: float
@@ -228,15 +228,14 @@ class SpentPrivacy:
 class RoundResult:
     """The quality of the global model after `round` (0: before training).
 
-    `accuracy` and `loss` are those on held-out data of the coordinator; `accuracy` is None for a
+    `accuracy` and `loss` are measured on the coordinator's held-out data; `accuracy` is None for a
     regression, and both are None without such data. `held_out` has further figures on these data,
-    if there are any. `devices` is the judgement of the devices that
-    received this model; None before they have answered, and if they are not asked. `left_out`
-    states why the updates of some devices were not used, by device, and `limited` what was limited
-    of others. If the round selected its
-    devices, `asked` is their number. `changes` are the settings that changed before this round,
+    if there are any. `devices` is the judgement of the devices that received this model; None
+    before they have answered, and if they are not asked. `left_out` states by device why an update
+    was not used. `limited` states by device what was limited in an update. If the round selected
+    its devices, `asked` is their number. `changes` are the settings that changed before this round,
     like "training.epochs: 1 -> 2". In asynchronous rounds, `staleness` says how many of the updates
-    had the staleness 0, 1, 2 and so on. With differential privacy, `privacy` is what was spent.
+    had the staleness 0, 1, 2 and so on. With differential privacy, `privacy` is the spent budget.
     """
 
     round: int
@@ -275,9 +274,9 @@ class RoundResult:
 class SelectedDevices:
     """The open round of a federation that selects some devices for each round.
 
-    The round has asked `asked` devices, and closes when `goal` updates have come; so far `came`
-    have come. In the last closed round, `last_round`, `not_needed` devices were too late: their
-    updates were not needed any more.
+    The round has asked `asked` devices, and closes when `goal` updates have come; `came` updates
+    have come so far. In the last closed round, `last_round`, `not_needed` devices were too late:
+    their updates were no longer needed.
     """
 
     asked: int
@@ -300,7 +299,7 @@ class SelectedDevices:
 class KeyFollowed:
     """How many of the member `devices` trust the newest key of the coordinator, as far as known.
 
-    The others can follow `until`, in seconds since 1970.
+    Other devices can follow until the time `until`, in seconds since 1970.
     """
 
     followed: int
@@ -310,7 +309,7 @@ class KeyFollowed:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """The coordinator now prepares `submodel`, which is number `number` (from 1) of `total`.
+    """The coordinator is preparing `submodel`, which is number `number` (from 1) of `total`.
 
     `task` says what the coordinator prepares: bundles of the next round, or workloads for its plan.
     """
@@ -326,7 +325,7 @@ class Preparation:
 
 
 MOST_LISTED = 200
-"""A status lists only so many devices, so that it stays small in a large fleet."""
+"""A status lists at most this many devices, so that it stays small in a large fleet."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a device learns about a federation before it joins, and how it joins."""
+"""Messages for joining: the description of a federation, and the join itself."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -90,9 +90,9 @@ class NewSecret:
     """The answer of a device that was asked for a new secret: the hash of the new secret.
 
     `challenge` is `new_secret` of the Work. `secret_sha256` is the SHA-256 of the new secret, in
-    hexadecimal digits. `signature` is a signature of `secret_text` with the key of the join:
-    whoever knows only the old secret cannot make a new secret. Once the coordinator has accepted
-    this answer, the old secret is void.
+    hexadecimal digits. `signature` is a signature of `secret_text` with the key of the join, so
+    that nobody who knows only the old secret can make a new secret. When the coordinator has
+    accepted this answer, the old secret is void.
     """
 
     challenge: Annotated[str, Meta(max_length=100)]

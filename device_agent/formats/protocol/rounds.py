@@ -40,21 +40,21 @@ class Work:
     published; the signature does not cover this field.
 
     The first round opens when `expected` devices have joined; `joined` is their number so far.
-    Later both are 0. `issued` is the coordinator's time when it signed the work, in seconds since
-    1970. `signature` is the coordinator's signature of `signed_work.work_text`: raw Ed25519 in
-    base64. A device that waits asks again after `ask_again_s` seconds; with 0 the device chooses
-    the time. `inputs` summarises the coordinator's own samples. A device that gets `inputs` sends a
-    summary of its own samples, and warns its owner if the two differ much. The signature does not
-    cover `inputs`, because nothing else depends on it. With `evaluation` the update's record also
-    holds counts, see EvaluationRequest. A device that has nothing to train is offered a `release`,
-    which has a signature of its own. With `budget_s` a training ends after the batch in which it
-    has computed for this many seconds; older agents ignore this field. The signature does not cover
-    `budget_s`: an attacker who changes it can only shorten a training. If `ask_again_s` is positive
-    after the last round, the device stays for releases. `note` tells the owner why the device
-    waits, if an operator decided so or if the round already had enough updates. `new_secret` is not
-    empty if the operator wants the device to make a new secret: the device answers this challenge
-    with a NewSecret. With `secure` the device does not send its update: it adds the update to a
-    secure sum, see `secure_sums.py`.
+    Later, `expected` and `joined` are 0. `issued` is the coordinator's time when it signed the
+    work, in seconds since 1970. `signature` is the coordinator's signature of
+    `signed_work.work_text`: raw Ed25519 in base64. A device that waits asks again after
+    `ask_again_s` seconds; with 0 the device chooses the time. `inputs` summarises the coordinator's
+    own samples. A device that gets `inputs` sends a summary of its own samples, and warns its owner
+    if the two differ much. The signature does not cover `inputs`, because nothing else depends on
+    it. With `evaluation` the update's record also holds counts, see EvaluationRequest. A device
+    that has nothing to train is offered a `release`, which has a signature of its own. With
+    `budget_s` a training ends after the batch in which it has computed for this many seconds; older
+    agents ignore this field. The signature does not cover `budget_s`: an attacker who changes it
+    can only shorten a training. If `ask_again_s` is positive after the last round, the device stays
+    for releases. `note` tells the owner why the device waits, if an operator decided so or if the
+    round already had enough updates. `new_secret` is not empty if the operator wants the device to
+    make a new secret: the device answers this challenge with a NewSecret. With `secure` the device
+    does not send its update: it adds the update to a secure sum, see `secure_sums.py`.
     """
 
     state: Literal["train", "wait", "judge", "finished"]

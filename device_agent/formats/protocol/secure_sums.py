@@ -90,7 +90,7 @@ class SecureStep:
       sender.
     - `confirm`: sign `present_text` of `present`, the devices whose update has come.
     - `unmask`: send shares for `present`. `confirmations` are the signatures, by device.
-    - `over`: the sum has this device's update, or is made without this update.
+    - `over`: the sum contains this device's update, or is completed without this update.
     - `again`: the coordinator knows no keys of this device: send new keys, for another attempt.
     """
 
@@ -171,8 +171,8 @@ def keys_text(
     """The text that a device signs in its SecureKeys.
 
     The text has the terms, because a coordinator could tell each device other terms. With a huge
-    `most_change` or `most_samples`, the update of a device is almost zero in the sum. If all
-    devices but one had such terms, the sum would be the update of this one. For the same reason the
+    `most_change` or `most_samples`, the update of a device is almost zero in the sum. If all other
+    devices had such terms, the sum would be the update of a single device. For the same reason the
     text has `apart`, the share of samples that devices keep apart to judge models.
     """
     lines = ["edgetailor-secure-keys-1", str(round_), bundle, terms_line(terms)]

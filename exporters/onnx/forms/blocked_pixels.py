@@ -1,6 +1,6 @@
 """Operators that pool or move pixels, on images in ONNX Runtime's blocked layout.
 
-They read an image as (N, C / b, H, W, b), and move rows of b channels.
+These operators read an image as (N, C / b, H, W, b), and move rows of b channels.
 """
 
 from collections.abc import Callable, Mapping, Sequence

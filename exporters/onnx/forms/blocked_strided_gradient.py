@@ -31,8 +31,8 @@ class Axis(NamedTuple):
         kernels: For each r a list with an entry for each m: the index of the kernel's element, or
             `NONE` for a zero.
         pads: Padding in front of the image and behind it.
-        zeros: The axis becomes this many times longer, because zeros are put behind each pixel. 1:
-            no zeros.
+        zeros: The axis becomes this many times longer, because zeros are put behind each pixel. 1
+            means no zeros.
     """
 
     pixels: int

@@ -13,15 +13,15 @@ from exporters.onnx.forms.blocked_values import BlockedValues
 from exporters.onnx.graph_reading import DOMAIN, Gradient, dims_of, sizes_of
 
 LARGEST_KERNEL = 2**18
-"""Most numbers in a part of the kernel. The runtime reads a part many times, and a larger one does
-not stay in a cache of 1 MB."""
+"""The most numbers in a part of the kernel. The runtime reads a part many times, and a larger part
+does not stay in a cache of 1 MB."""
 PART = 4
 """Blocks of outputs that the runtime computes at the same time."""
 MOST_OUTPUTS = 256
 """With more outputs, the plain convolution is faster although it makes copies."""
 MOST_WASTED = 0.25
-"""Most samples of zeros that may be added to fill the last block, as a share of the samples. With
-more, the plain convolution is faster."""
+"""The most samples of zeros that may be added to fill the last block, as a share of the samples.
+With more zeros, the plain convolution is faster."""
 SHARED_ROWS = 4
 """If threads can share fewer rows of results, each half of the batch gets its own rows."""
 LONG_ROW = 16

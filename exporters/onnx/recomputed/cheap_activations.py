@@ -10,7 +10,8 @@ CHEAP = {"Relu": 1, "HardSigmoid": 1, "BatchNormalization": 1, "Add": 2}
 
 Our BatchNormalization only scales and shifts."""
 LIMIT = 6
-"""Most nodes that are repeated for one value. The ends of two residual blocks need more."""
+"""The most nodes that are repeated for one value. The ends of two residual blocks would need
+more."""
 AGAIN = "_again"
 """The suffix of the names of copies."""
 

@@ -21,10 +21,10 @@ from profiles.cost_model.memory_rule import ONNX
 from profiles.errors import ExportError
 
 TRIALS, MOST_TRIALS = 12, 24
-"""Number of ways to cut the forward pass that are tried: those with the smallest estimated peaks.
-The second number applies if only memory counts."""
+"""How many ways to cut the forward pass are tried: those with the smallest estimated peaks.
+MOST_TRIALS applies if only memory counts."""
 SINGLE_TRIALS, MOST_SINGLE_TRIALS = 4, 8
-"""Number of sets of single values that are tried. The second applies if only memory counts."""
+"""How many sets of single values are tried. MOST_SINGLE_TRIALS applies if only memory counts."""
 WORK_WEIGHT = 1.8
 """One per cent more work must save at least this many per cent of memory. With a weight of 1, the
 steps of `make bench-step` took 2% more time in the median than the goal allows, and less memory

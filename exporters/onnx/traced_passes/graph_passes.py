@@ -54,8 +54,8 @@ def read_sizes_of_inputs(graph: GraphModule) -> None:
 def drop_copies(graph: GraphModule) -> None:
     """Remove copies and reshapes that change nothing, because they hide patterns from other passes.
 
-    A view can need contiguous memory, for which PyTorch inserted the copy. Without the copy, the
-    view could fail, so all views become reshapes.
+    PyTorch inserts copies because a view can need contiguous memory. Without the copy, the view
+    could fail, so all views become reshapes.
     """
     results = graph.graph.output_node()
     for view in graph.graph.find_nodes(op="call_function", target=aten.view.default):

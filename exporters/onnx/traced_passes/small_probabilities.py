@@ -16,15 +16,15 @@ KEEPING = frozenset(
         *("maximum", "minimum"),
     )
 )
-"""Operators that may pass a probability on, as it is or as 1 - p."""
+"""Operators that may pass on a probability p, as p or as 1 - p."""
 
 
 def keep_small_probabilities(graph: GraphModule) -> None:
-    """Replace sigmoid(x) by 1 / (1 + exp(-x)) if something takes the logarithm of it.
+    """Replace sigmoid(x) by 1 / (1 + exp(-x)) if its logarithm is taken.
 
-    The runtime's sigmoid is right to 1e-7 of 1. Below -18, it gives 0: the logarithm is then
-    infinite, and the gradient of a cross-entropy 0. The longer form is right to 1e-7 of the
-    probability, and takes as much time.
+    The runtime's sigmoid has an absolute error of up to 1e-7. For x below -18 the result is 0, so
+    the logarithm is infinite and the gradient of a cross-entropy is 0. The longer form has a
+    relative error of up to 1e-7, and takes the same time.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.sigmoid.default):
         if takes_logarithm(node):
@@ -35,7 +35,7 @@ def keep_small_probabilities(graph: GraphModule) -> None:
 
 
 def takes_logarithm(probability: Node) -> bool:
-    """Whether a logarithm reads `probability`, or what passes it on."""
+    """Whether a logarithm reads `probability`, directly or through operators that pass it on."""
     waiting, seen = [probability], {probability}
     while waiting:
         for user in waiting.pop().users:

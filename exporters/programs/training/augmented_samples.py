@@ -15,9 +15,9 @@ from exporters.programs.seeded_random import random_integers, uniform_numbers
 from exporters.programs.training.augmentation import Augmentation
 
 FIRST_SITE = 2**20
-"""Number of the first draw. Those of dropouts, from 1, are smaller."""
+"""Number of the first draw. The numbers of dropouts start at 1 and are smaller."""
 SITES = 2
-"""Draws of an augmentation."""
+"""How many draws an augmentation may use."""
 
 
 def augmented(x: Tensor, augmentations: Sequence[Augmentation], seed: Tensor) -> Tensor:

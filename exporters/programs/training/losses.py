@@ -225,7 +225,8 @@ def contrastive(output: Tensor, labels: Tensor, temperature: float = 0.1) -> Ten
 
     With z the outputs (batch, n) divided by their lengths, the loss of the sample i is the mean of
     -log(exp(z_i.z_p / T) / sum_a exp(z_i.z_a / T)) over the other samples p with the same label,
-    where a are all samples but i. The loss is the mean over the samples that share a label.
+    where a runs over all samples except i. The loss is the mean over the samples that share a
+    label.
 
     Args:
         output: An embedding of each sample, (batch, n).

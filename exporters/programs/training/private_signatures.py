@@ -1,8 +1,8 @@
 """Builds the signatures of differential privacy for samples: gradients of a sample, and the step.
 
-The agent runs the first signature on each sample alone. It clips the gradients, adds them up and
-adds the noise itself, so that its owner need not trust the graphs. The second signature reads only
-the noised gradients.
+The agent runs the first signature on each sample alone. The agent itself clips the gradients, adds
+them up and adds the noise, so that its owner need not trust the graphs. The second signature reads
+only the noised gradients.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""Branches of a model's code on values or random draws: a recording has all, and values choose one.
+"""Branches of a model's code on values or random draws.
+
+A recording has all branches; values choose.
 
 Start with `decisions.py`.
 """

@@ -21,15 +21,17 @@ from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 
 LARGEST_NUMBER = 64
-"""A model with more paths than this is refused; a loop has one for each number of iterations."""
+"""A model with more paths than this is refused. A loop has a path for each number of iterations."""
 MOST_CHOICES = 5
-"""Code that asks more questions on both the first and the opposite path has too many paths."""
+"""Code has too many paths if it asks more questions than this on both the first and the opposite
+path."""
 LARGEST_SIZE = 20_000
 """A model whose paths together have more operators than this is refused."""
 MARK = "decision of the model"
 """The message of the operators that mark the values by which the code decides."""
 RANGE = "possible_numbers"
-"""The attribute with the `range` of a drawn whole number, which Python's code may use as one."""
+"""The attribute with the `range` of a drawn whole number, which Python code may use like an
+integer."""
 ASSERT = torch.ops.aten._assert_async.msg
 ASSERTION = re.compile(r": assert (?P<no>not )?(?!.*\b(and|or|if)\b)")
 """A line of a user that asserts one answer."""
@@ -40,7 +42,8 @@ class TooManyPaths(Exception):  # noqa: N818 - users never see it
 
     Attributes:
         line: The user's line with the first decision.
-        alike: The recordings of the paths whose answers are all no or all yes, if they end.
+        alike: The recordings of the path with only the answer no and of the path with only yes, if
+            these paths end.
     """
 
     def __init__(self, line: str, alike: "tuple[Path, ...]" = ()) -> None:
@@ -190,7 +193,7 @@ def marked(node: Node) -> bool:
 
 @contextmanager
 def same_attributes(module: nn.Module) -> Iterator[None]:
-    """Context that ends with the attributes that `module` and those inside it had before.
+    """Context that restores, at its end, the attributes of `module` and of the modules inside it.
 
     The code may count its calls, for example.
     """

@@ -1,10 +1,11 @@
 """Stops the gradient of a path that was not taken.
 
 In `where(c, a, b)`, the gradient of the value that was not chosen is 0. On the path of this value,
-backpropagation multiplies it by derivatives of divisions and logarithms. These may be infinite,
-because nobody wrote them for such numbers: for example, the mean over no element. 0 times infinity
-is not a number. So each operator whose derivative may be infinite reads `where(c, x, x.detach())`,
-which passes x on, but no gradient if its path was not taken.
+backpropagation multiplies the gradient by derivatives of divisions and logarithms. These
+derivatives may be infinite, because the code of this path was not written for such numbers; an
+example is the mean over no element. The product of 0 and infinity is not a number. So each operator
+whose derivative may be infinite reads `where(c, x, x.detach())`. This passes x on, but no gradient
+if the path was not taken.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,16 +28,16 @@ UNBOUNDED = frozenset(
 
 
 def guard_gradients(graph: Graph, choices: Iterable[Node]) -> Iterator[tuple[Node, Node]]:
-    """Guard what only one path of each of the `choices` computes; see the top of this module.
+    """Guard the operators that only one path of a choice computes; see the top of this module.
 
     Args:
         graph: A graph whose nodes stand in their order.
-        choices: Nodes `where(asked, one, other)` that choose between paths. Those that are not in
-            the graph any more do not count.
+        choices: Nodes `where(asked, one, other)` that choose between paths. Nodes that are no
+            longer in the graph are ignored.
 
     Yields:
-        Each new node, with the operator that it guards. The decision may come after it, so sort the
-        nodes.
+        Each new node, with the operator that it guards. The decision may come after the new node,
+        so sort the nodes afterwards.
     """
     with_gradient: set[Node] = set()
     for node in graph.nodes:
@@ -54,7 +55,7 @@ def guard_gradients(graph: Graph, choices: Iterable[Node]) -> Iterator[tuple[Nod
                 if getattr(node.target, "overloadpacket", None) in UNBOUNDED
                 for value in node.all_input_nodes
                 if value in with_gradient
-                and value.op != "get_attr"  # weights stay what layers read
+                and value.op != "get_attr"  # do not guard weights: layers must read them directly
             ]
             for node, value in reads:
                 for new in _guard(graph, node, value, asked, taken=taken):
@@ -73,7 +74,7 @@ def only_of(choice: Node, chosen: object) -> list[Node]:
             continue
         if node in found or node is choice.args[0]:
             continue
-        # A node comes again when its last user has come.
+        # A node is visited again after its last user.
         if all(user in found or (user is choice and node is chosen) for user in node.users):
             found[node] = None
             waiting += node.all_input_nodes

@@ -1,10 +1,10 @@
 """Merges the paths through code with many choices that do not depend on each other.
 
-n layers of which each may be skipped have 2^n paths. Here n + 2 paths are recorded: two with all
-answers alike, and for each question one in which only this answer differs from those of the longer
-of the two. What these n paths change is chosen separately, by `torch.where`. Further paths, in
-which each pair of questions gets all four pairs of answers, check the result: the choices must lead
-to the same operators.
+If each of n layers may be skipped, there are 2^n paths. Here n + 2 paths are recorded. Two paths
+have only the answer no or only yes. The longer of them is the base. The other n paths differ from
+the base in the answer to one question. For each question, `torch.where` chooses between the base
+and the values of this path. Further paths check the result: in them, each pair of questions gets
+all four pairs of answers, and the choices must lead to the same operators.
 """
 
 import random
@@ -49,7 +49,7 @@ def independent_choices(
     """One graph for all paths; None if the choices depend on each other.
 
     Args:
-        alike: The path with the answers no, and that with the answers yes.
+        alike: The path with only the answer no, and the path with only the answer yes.
         module: The module that `record` records.
         record: Records the module with these decisions. The graph has no writes in place.
         state: The names of the model's tensors.
@@ -118,7 +118,7 @@ class Choices:
     """A graph in which each question chooses between two values of some arguments.
 
     Args:
-        base: The path that has most operators.
+        base: The path that has the most operators.
         state: The names of the model's tensors.
     """
 
@@ -126,8 +126,9 @@ class Choices:
         self._merge, self._taken = Merge(base.graph, state), base.taken
         self._base = self._merge.add(base.graph)
         self._stored, self._own = list(self._base.stored), set(self._merge.known.values())
-        # The question, and what is read if it has the other answer: by reading operator and number
-        # of the argument, and by value if all operators then read something else.
+        # The question, and the value that is read for the other answer. The keys are a reading
+        # operator and the number of its argument, or a value if all its readers read another value
+        # then.
         self._other: dict[Place, tuple[int, Node]] = {}
         self._replaced: dict[Node, tuple[int, Node]] = {}
         self._readers = self._places()
@@ -154,9 +155,10 @@ class Choices:
                 self._other[place] = number, one
 
     def _by_value(self, found: dict[Place, tuple[Node, Node]]) -> dict[Node, dict[Place, Node]]:
-        """The values of the base that are read differently, with the places and what is read there.
+        """The values of the base that the path replaces, with each place and the value read there.
 
-        If x is replaced in one place and transpose(x) in another, x is replaced in both.
+        If x is replaced in one place and transpose(x) in another place, x is replaced in both
+        places.
         """
         while True:
             values = defaultdict[Node, dict[Place, Node]](dict)
@@ -192,7 +194,7 @@ class Choices:
         return places
 
     def _values(self, ends: Ends) -> tuple[list[Any], list[Any]]:
-        """What the path with these `ends` returns and stores, and the same of the base."""
+        """The values that the path with these `ends` returns and stores, and those of the base."""
         if not ends.stored.keys() <= set(self._stored):
             raise NotMerged
         values, base = (
@@ -299,7 +301,7 @@ def compare(
         return
     if not isinstance(one, Node) or not isinstance(other, Node):
         raise NotMerged
-    # If the base computes `one`, too, the path skips a layer here: the choice is at this place.
+    # If the base also computes `one`, the path skips a layer here, so the choice is at this place.
     if one not in base and same_form(one, other):
         below = dict(found)
         with suppress(NotMerged):

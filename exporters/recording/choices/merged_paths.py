@@ -1,8 +1,8 @@
 """Merges the recordings of all paths through a model's code into one graph.
 
-Where the paths differ, `torch.where` chooses by the value that the code asked for. It chooses as
-early as possible: of `x = x / 1000 if x.max() > 100 else x`, the layers after it exist once, since
-f(where(c, a, b)) = where(c, f(a), f(b)).
+Where the paths differ, `torch.where` chooses by the value that the code asked for, as early as
+possible. For example, the layers after `x = x / 1000 if x.max() > 100 else x` exist only once,
+because f(where(c, a, b)) = where(c, f(a), f(b)).
 """
 
 import heapq
@@ -114,7 +114,7 @@ class Merge:
                 key = node.target, frozen(args), frozen(kwargs)
                 place = (len(ends.asked), line_of_node(node)) if node.target is UNIFORM else None
                 seen[key, place] += draws(node) or node.target is aten.batch_norm.default
-                # Draws have equal arguments: the place tells which one is the same on other paths.
+                # Draws have equal arguments, so the place identifies the same draw on other paths.
                 number = seen[key, place], place
                 twins[node] = self._once((key, number), node, args, kwargs)
                 self._numbers[twins[node]] = number
@@ -125,7 +125,7 @@ class Merge:
         return ends
 
     def choose(self, ends: Sequence[tuple[tuple[bool, ...], Ends]], depth: int) -> Ends:
-        """What the model computes if the first `depth` decisions are those of all `ends`."""
+        """The result of the model if the first `depth` decisions are those of all `ends`."""
         yes, no = (
             [end for end in ends if len(end[0]) > depth and end[0][depth] is answer]
             for answer in (True, False)
@@ -180,7 +180,7 @@ class Merge:
         return self._once(key, node, args, kwargs)
 
     def _in_order(self) -> None:
-        """Sort the nodes: each after what it reads, else in the order of the paths."""
+        """Sort the nodes: each after those that it reads, otherwise in the order of the paths."""
         left = {node: len(set(node.all_input_nodes)) for node in self._graph.nodes}
         order = self._order | {self._graph.output_node(): sys.maxsize}
         ready = [(order[node], node.name, node) for node, count in left.items() if not count]
@@ -243,7 +243,7 @@ class Merge:
         return self._joined[key]
 
     def _same_operator(self, asked: Node, one: Node, other: Node) -> Node | None:
-        """The operator of both of choices of their arguments; None if they differ otherwise."""
+        """The operator of both nodes on choices of their arguments; None if they do not match."""
         if not same_form(one, other):
             return None
         joined = [self._join(asked, a, b) for a, b in pairs(one, other)]
@@ -283,7 +283,7 @@ def same_form(one: Node, other: Node) -> bool:
     arguments = (one.args, one.kwargs), (other.args, other.kwargs)
     if frozen(map_arg(arguments[0], blank)) != frozen(map_arg(arguments[1], blank)):
         return False
-    # Weights stay what layers read: families find them there.
+    # Layers must read weights directly, because families look for them there.
     return not any(a is not b and "get_attr" in (a.op, b.op) for a, b in pairs(one, other))
 
 

@@ -1,7 +1,8 @@
 """Separates the statistics of batch norms that not all paths through a model's code run.
 
 A batch norm of ATen updates its statistics itself. If a path leaves the batch norm out, its
-statistics must stay the same. So they are computed and stored by operators, which can be chosen.
+statistics must not change. So separate operators compute and store the statistics, and a choice can
+select their results.
 """
 
 from collections import Counter

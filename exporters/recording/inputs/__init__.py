@@ -1,1 +1,1 @@
-"""What a model takes: several inputs in one sample, and the range of its numbers."""
+"""The inputs of a model: several inputs in one sample, and the range of their numbers."""

@@ -28,11 +28,11 @@ KEEPING = (
     *("view", "reshape", "slice", "select", "squeeze", "unsqueeze", "to.", "clone", "alias"),
     *("contiguous", "flatten", "unflatten", "transpose", "permute"),
 )
-"""Beginnings of the names of operators whose results are ids if their input is."""
+"""Prefixes of operator names. The results of these operators are ids if their inputs are ids."""
 
 
 def pack_inputs(model: Model, **inputs: Sequence[int | str]) -> Model:
-    """Let `model` take one tensor that holds all of its inputs, of different types.
+    """Let `model` take one tensor that holds all of its inputs, which may have different types.
 
     Use it before `split` if the model's `forward` takes several tensors, or a dictionary of them.
     Data then have an array for each input: `x_NAME` in a file, or `{"NAME": array}` in Python. The
@@ -214,7 +214,7 @@ def indexed_rows(graph: GraphModule, parts: Sequence[Part]) -> dict[str, list[in
     names = {(at.start, at.stop): name for name, at in columns(parts).items()}
     source = input_node(graph)
     samples, holds = {source}, dict[Node, str]()
-    if len(parts) == 1:  # a slice of everything is left out
+    if len(parts) == 1:  # the graph has no slice that takes everything
         holds[source] = parts[0].name
     for node in graph.graph.nodes:
         if node.op != "call_function":

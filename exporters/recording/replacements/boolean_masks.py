@@ -1,8 +1,8 @@
-"""Computes with all elements in place of those that a mask selects, and writes where the mask is.
+"""Computes with all elements instead of those that a mask selects, and writes where it is true.
 
 `x[mask]` has a size that depends on values. But `x[mask] = y[mask] + 1` writes the same as
-`torch.where(mask, y + 1, x)`, and the mean of `x[mask]` is a quotient of two sums. Layers that
-work on each row alone take all rows, too, so an expert of a mixture runs on all samples.
+`torch.where(mask, y + 1, x)`, and the mean of `x[mask]` is a quotient of two sums. Layers that work
+on each row alone also take all rows. So an expert of a mixture runs on all samples.
 `masked_index.py` finds the mask in an index.
 """
 
@@ -104,7 +104,7 @@ class MaskedValues(TorchFunctionMode):
     def _followed(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any] | None:
-        """What computes the call on whole tensors; None if it takes no selected elements."""
+        """A function for the call on whole tensors; None if the call takes no selected elements."""
         if name == "masked_select":
             return partial(self._masked_select, *args, **kwargs)
         columns = func is Tensor.__getitem__ and columns_of(args[1]) and self._of(args[0])
@@ -161,7 +161,7 @@ class MaskedValues(TorchFunctionMode):
         return None
 
     def _of(self, value: Any) -> Selected | None:
-        """What is known of `value`, if it has selected elements."""
+        """The selected elements that `value` holds; None if it holds none."""
         found = self._selected.get(id(value)) if isinstance(value, FakeTensor) else None
         return found if found and found.version == value._version else None
 
@@ -170,7 +170,7 @@ class MaskedValues(TorchFunctionMode):
         return values
 
     def _select(self, func: Any, x: Tensor, mask: Tensor) -> Tensor:
-        # A one is fine for logarithms, roots and quotients: their gradients stay finite.
+        # Fill with ones: gradients of logarithms, roots and quotients stay finite there.
         whole = torch.where(like(mask, x), x, torch.ones((), dtype=x.dtype))
         return self._noted(func(x, mask), whole, mask)
 
@@ -188,7 +188,7 @@ class MaskedValues(TorchFunctionMode):
             func(x, mask, values)
 
     def _by_pairs(self, func: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
-        """What reads or writes at positions along some axes of a mask; None for another index."""
+        """A function that reads or writes at positions along axes of a mask; None for others."""
         x, pairs = args[0], self._indexes.pairs(args[1])
         if pairs is None or not isinstance(x, FakeTensor):
             return None
@@ -249,7 +249,7 @@ class MaskedValues(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Callable[[], Any] | None:
-        """What computes `func` along axes of each selected row; None if it takes other axes."""
+        """A function for `func` along axes of each selected row; None if it takes other axes."""
         first, position = found[0], ALONG[name]
         given = args[position] if len(args) > position else kwargs.get("dim")
         axes = given if isinstance(given, tuple | list) else (given,)
@@ -259,7 +259,7 @@ class MaskedValues(TorchFunctionMode):
         same = all(part is not None and self._same(first.mask, part.mask) for part in found)
         if not same or any(axis % size == 0 for axis in axes):
             return None
-        # Counted from the end, an axis of the rows is the same one of all elements.
+        # Counted from the end, an axis has the same number in the rows and in the whole tensor.
         behind = [axis % size - size for axis in axes]
         axis = behind if axes is given else behind[0]
         wholes = [part.whole for part in found if part is not None]
@@ -303,7 +303,7 @@ class MaskedValues(TorchFunctionMode):
     def _loss(
         self, func: Any, name: str, x: Selected, y: Selected, kwargs: dict[str, Any]
     ) -> Callable[[], Any] | None:
-        """What computes the loss `func` of selected elements; None if it is another function."""
+        """A function for the loss `func` of selected elements; None if it is no such loss."""
         reduction = kwargs.get("reduction", "mean")
         weighted = any(isinstance(value, Tensor) for value in kwargs.values())
         if weighted or reduction not in ("mean", "sum"):
@@ -340,7 +340,7 @@ def chosen_columns(whole: Tensor, mask: Tensor, count: Any) -> Tensor:
     rows, size = mask.shape
     numbers = torch.arange(size)
     before = (numbers[:, None] <= numbers).to(torch.float32)
-    # Each selected element is added to zeros at its place. The others are zeros there.
+    # Each selected element is added to zeros at its place. All other elements are zero there.
     place = torch.where(mask, mask.to(torch.float32) @ before - 1, 0).long()
     chosen = torch.where(mask, whole, 0).to(torch.promote_types(whole.dtype, torch.float32))
     places = torch.zeros(rows, count, dtype=chosen.dtype).scatter_add(1, place, chosen)
@@ -348,7 +348,7 @@ def chosen_columns(whole: Tensor, mask: Tensor, count: Any) -> Tensor:
 
 
 def columns_of(index: Any) -> tuple[Any, ...]:
-    """What `index` chooses of each row, if it takes all rows, as in `x[:, 0]`; else nothing.
+    """The part of `index` behind the rows, if it takes all rows, as in `x[:, 0]`; else empty.
 
     It begins with an ellipsis if it counts from the last axis, as in `x[..., 0]`.
     """

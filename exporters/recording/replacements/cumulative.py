@@ -62,7 +62,7 @@ def cummax(func: Any, input: Tensor, dim: int, better: Any = torch.ge) -> Any:
     largest, indices = input.detach(), torch.arange(size).view(along).expand(input.shape)
     shift = 1
     while shift < size:
-        # The first elements are compared with themselves. The last of equal ones counts.
+        # The first elements are compared with themselves. Of equal elements, the last one counts.
         before, place = (
             torch.cat([v.narrow(dim, 0, shift), v.narrow(dim, 0, size - shift)], dim)
             for v in (largest, indices)
@@ -89,4 +89,4 @@ CUMULATIVE: dict[Any, Replacement] = {
     torch.cummin: cummin,
     Tensor.cummin: cummin,
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

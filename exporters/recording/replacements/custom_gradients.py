@@ -3,7 +3,7 @@
 Recording follows operators. Recording sees only the `forward` of such a function, and would derive
 another gradient from `forward`. Here y = forward(x) becomes constant(y) + (x - constant(x)) * s,
 with s = backward(1). The value is the same, and the gradient of x is s times that of y. This is the
-function's own gradient if each element of y depends on the same element of x alone, as in
+function's own gradient if each element of y depends only on the same element of x. Examples are
 straight-through estimators, surrogates of spikes and reversed gradients. For other functions, the
 comparison with the model reports an error.
 """
@@ -32,7 +32,7 @@ apply = FunctionType(
 
 
 class Context:
-    """Holds what `forward` saves for `backward`."""
+    """Stores the tensors that `forward` saves for `backward`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -51,7 +51,7 @@ class Context:
 class Replacing(Function):
     """Holds the code that replaces the code of `Function.apply`.
 
-    Python requires that both codes read the variable `__class__`.
+    Python requires that both code objects read the variable `__class__`.
     """
 
     @classmethod

@@ -22,9 +22,10 @@ HANDLER: Any = getattr(non_strict_utils, "_NonStrictTorchFunctionHandler", Simpl
 OVERRIDE: Any = getattr(HANDLER, "_override", None)
 Computes = Callable[..., Tensor]
 CutLine = tuple[str, bool]
-"""A line of the user that cuts sequences, and whether it cuts the first steps, not the last."""
+"""A line of the user that cuts sequences, and whether it cuts the first steps instead of the
+last."""
 CUT_LINES: ContextVar[list[CutLine] | None] = ContextVar("lines with cuts", default=None)
-"""Gets the lines with cuts at one end by a value, if all steps are kept there."""
+"""Collects the lines that cut at one end by a value, if the recording keeps all steps."""
 
 
 def topk(
@@ -61,7 +62,7 @@ def split(func: Any, x: Tensor, size: Any, dim: int = 0) -> Any:
     parts = whole.node.expr / size.node.expr
     if not parts.is_Integer:
         return func(x, size, dim)
-    # The gradient of `unbind` puts the parts together; that of a slice writes into zeros.
+    # The gradient of `unbind` joins the parts; the gradient of a slice writes into zeros.
     return x.unflatten(dim, (int(parts), size)).unbind(dim)
 
 
@@ -132,7 +133,7 @@ def indexed(func: Any, x: Tensor, index: Any) -> Any:
 
 
 def overridden(handler: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """What `torch.export` calls in place of `func`: for an index that is a tensor, `indexed`."""
+    """The function that `torch.export` calls for `func`: `indexed` if the index is a tensor."""
     if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
         axes = args[1] if isinstance(args[1], tuple) else (args[1],)
         if any(isinstance(part, BatchRange) for part in axes):
@@ -345,4 +346,4 @@ INDEXING: dict[Any, Replacement] = {
     torch.bincount: bincount,
     Tensor.bincount: bincount,
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

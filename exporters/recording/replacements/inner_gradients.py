@@ -1,10 +1,10 @@
 """Gradients that a model's own code computes by `torch.autograd.grad`, as operators of the graph.
 
 Models of physics, gradient penalties and forces of molecules differentiate an output by an input
-and compute on with the result. `torch.export` does not record what autograd computes. Here it
-records one operator for each call. Afterwards the operators between the call's inputs and outputs
-are differentiated one by one, and the results take the place of the operator. So the recorded graph
-can be differentiated once more, for the training step.
+and use the result in further computations. `torch.export` does not record the operators of
+autograd. Here it records one operator for each call. Afterwards the operators between the call's
+inputs and outputs are differentiated one by one, and the results replace the recorded operator. So
+the graph can be differentiated once more, for the training step.
 """
 
 import operator
@@ -77,7 +77,7 @@ def recorded_grad(
 
 
 def no_backward(func: Any, *args: Any, **kwargs: Any) -> None:
-    """Raise ModelError: what `backward` leaves in `grad` is not part of a graph."""
+    """Raise ModelError: the results of `backward` in `grad` are not part of a graph."""
     raise ModelError(
         "The model calls backward(){place}, which a recording cannot follow. Call "
         "torch.autograd.grad(output, inputs, create_graph=True), which returns the gradients.",
@@ -95,7 +95,7 @@ GRADIENTS: dict[Any, Any] = {
 
 
 def compute_gradients(module: GraphModule) -> None:
-    """Replace each recorded call of `torch.autograd.grad` in `module` by what autograd computes.
+    """Replace each recorded call of `torch.autograd.grad` in `module` by the operators of autograd.
 
     Raises ModelError if a gradient is one of random numbers or of statistics.
     """
@@ -144,7 +144,7 @@ class InnerGradient:
         return found
 
     def _go_back(self, node: Node, depending: set[Node]) -> None:
-        """Compute the gradients of what `node` reads from those of its results, if it has any."""
+        """Compute the gradients of the inputs of `node` from those of its results, if any."""
         totals = {n: total for n in self._gradients[node] if (total := self._total(node, n))}
         if not totals:
             return
@@ -186,7 +186,7 @@ class InnerGradient:
     def _inline(self, graph: GraphModule, node: Node, values: Sequence[Node]) -> list[Node]:
         """Copy `graph` into the module's, with `values` as its inputs; the copies of its results.
 
-        What `node` computes already is not computed again.
+        A value that `node` itself computes is not computed again.
         """
         placeholders = graph.graph.find_nodes(op="placeholder")
         copies = dict(zip(placeholders, values, strict=True))
@@ -204,7 +204,7 @@ class InnerGradient:
         return [copies[result] for result in results]
 
     def _check(self, node: Node) -> None:
-        """Raise ModelError if what `node` computes differs from call to call."""
+        """Raise ModelError if the results of `node` differ from call to call."""
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if random or is_impure(node):
             raise ModelError(

@@ -14,7 +14,8 @@ class Places(NamedTuple):
         values: The positions, kept so that their id stays their own.
         mask: The mask.
         axis: The axis.
-        version: The version of `mask` then; a later write into the mask changes the version.
+        version: The version of `mask` when it was noted; a later write into the mask changes the
+            version.
     """
 
     values: Tensor

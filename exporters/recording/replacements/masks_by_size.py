@@ -1,9 +1,10 @@
-"""Counts what a mask selects in each row, if the size of the batch alone decides it.
+"""Counts the elements that a mask selects in each row, if only the size of the batch decides this.
 
 Contrastive losses such as SimCLR's compare each sample with all others, and leave out the diagonal:
-`similarity[~torch.eye(n, dtype=torch.bool)].view(n, -1)`. The mask is computed here for some
-batches, beside the recording. If each of its n rows selects the same number of elements, and this
-number is a n + b, then the selection is a matrix whose sizes a recording knows.
+`similarity[~torch.eye(n, dtype=torch.bool)].view(n, -1)`. Here the mask is computed for some batch
+sizes, in parallel with the recording. Suppose that each of its n rows selects the same number of
+elements, and that this number is a n + b. Then the selection is a matrix with sizes that a
+recording knows.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 BATCHES = (3, 5, 8)
-"""The sizes of the batch for which a mask is computed. Two would fit any line."""
+"""The batch sizes for which a mask is computed. With two sizes, any counts would fit a line."""
 CREATING = ("arange", "eye", "zeros", "ones", "full")
 """Functions that make a tensor of sizes alone, by name."""
 
@@ -26,7 +27,7 @@ class Made(NamedTuple):
 
     Attributes:
         tensor: The tensor, kept so that its id stays its own.
-        version: Its version then; a later write changes the version.
+        version: Its version when it was noted; a later write changes the version.
         func: The function that returned it.
         args: The arguments of `func`.
         kwargs: Its further arguments.
@@ -48,7 +49,7 @@ class MasksBySize:
     def note(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Note how `func` has made `result`, if it takes no other tensors than such ones."""
+        """Note how `func` has made `result`, if all tensors that it takes are also of this kind."""
         if not isinstance(result, FakeTensor):
             return
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -83,7 +84,7 @@ class MasksBySize:
         return type(tensor) is Tensor or (made is not None and made.version == tensor._version)
 
     def _value(self, tensor: Tensor, batch: int, known: dict[int, Any]) -> Any:
-        """What `tensor` is for a batch of this size; `known` has the values of other tensors."""
+        """The value of `tensor` for a batch of this size; `known` has values of other tensors."""
         if type(tensor) is Tensor:
             return tensor
 

@@ -84,7 +84,8 @@ def run_packed(layer: Any, sequence: PackedSequence, hx: Any) -> tuple[PackedSeq
     return PackedSequence(output, lengths), tuple(last) if is_lstm else last[0]
 
 
-# The code of the following functions runs with the names of PyTorch's module: import ours inside.
+# The code of the following functions runs with the global names of PyTorch's module, so they import
+# our modules themselves.
 def padding_pack(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> Any:
@@ -130,7 +131,7 @@ def longer_unpack(
 
 @contextmanager
 def code_of(function: Any, other: Any) -> Iterator[None]:
-    """Context in which `function`, under all of its names, does what `other` does."""
+    """Context in which `function`, under all of its names, runs the code of `other`."""
     with LOCK:
         own, function.__code__ = function.__code__, other.__code__
         try:

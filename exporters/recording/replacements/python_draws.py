@@ -136,7 +136,7 @@ def drawn(own: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., An
     parameters, thread = signature(form), get_ident()
 
     def draw(*given: Any, **named: Any) -> Any:
-        if get_ident() != thread:  # another one that happens to draw meanwhile
+        if get_ident() != thread:  # other code that happens to draw meanwhile
             return own(*given, **named)
         if form is no_uniform_form:
             return form()
@@ -159,9 +159,9 @@ def drawn(own: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., An
 
 @contextmanager
 def python_draws(model: nn.Module) -> Iterator[None]:
-    """Context in which torch draws what the code of `model` draws by Python or NumPy.
+    """Context in which torch draws the numbers that the code of `model` draws by Python or NumPy.
 
-    Draws of several numbers at once stay what they are.
+    Draws of several numbers at once are not changed.
     """
     with LOCK:
         forms = {

@@ -1,8 +1,8 @@
 """Replaces Python's `len`, `range`, `int`, `float` and `round` in a model's code or a loss.
 
-They return fixed numbers. The length of a batch becomes a size that depends on the batch. The
-number of a recorded tensor stays a tensor, and a quotient of sizes, as in `int(x.shape[0] / 4)`,
-stays a size.
+Python's functions return fixed numbers. The replacements let the length of a batch become a size
+that depends on the batch. The number of a recorded tensor stays a tensor, and a quotient of sizes,
+as in `int(x.shape[0] / 4)`, stays a size.
 """
 
 import ast
@@ -174,13 +174,13 @@ FUNCTIONS = {
     "int": Integer,
     "float": Float,
 }
-"""What stands for each function."""
+"""The replacement of each function."""
 
 
 def modules_of(model: nn.Module) -> list[ModuleType]:
     """The modules with the code of `model`, or of its own `function`, except those of torch."""
     code: set[Any] = {base for layer in model.modules() for base in type(layer).__mro__}
-    # The user's own loss is no class. A model may have an attribute of this name, of any kind.
+    # The user's own loss is not a class. A model may have an attribute of this name with any value.
     if isfunction(function := getattr(model, "function", None)):
         code.add(function)
     names = {own.__module__ for own in code if own.__module__.split(".")[0] not in OTHERS}

@@ -21,7 +21,8 @@ from exporters.recurrence.replacements import LOCK, Replacement, Replacements
 from profiles.errors import ModelError
 
 SELU_LIMIT = 1.7580993408473766
-"""Dropped activations become the negative of this, the limit of SELU towards minus infinity."""
+"""Dropped activations become the negative of this number, which is the limit of SELU at minus
+infinity."""
 Sizes = Sequence[int | torch.SymInt]
 Computes = Callable[..., Tensor]
 
@@ -180,7 +181,7 @@ def rrelu(
 
 
 def no_uniform_form(*_: Any, **__: Any) -> NoReturn:
-    """Always raises ModelError: no fixed number of uniform numbers makes a gamma number."""
+    """Always raises ModelError: a gamma number needs a varying number of uniform numbers."""
     line = source_lines.running_line()
     raise ModelError(
         "The model draws from a beta, gamma or Dirichlet distribution{place}, which a device "

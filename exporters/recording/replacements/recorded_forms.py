@@ -67,7 +67,8 @@ def embedding_bag(func: Computes, ids: Tensor, weight: Tensor, *given: Any, **mo
         return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
     kept: Tensor = (ids != padding % weight.shape[0]).to(rows.dtype).unsqueeze(-1)
     if mode == "max":
-        # Padding counts as the first element that is none; a bag of padding alone is zero.
+        # Padding is replaced by the bag's first element that is not padding; a bag of only padding
+        # is zero.
         first = rows.gather(1, kept.argmax(1, keepdim=True).expand(-1, 1, rows.shape[-1]))
         largest: Tensor = torch.where(kept > 0, rows, first).amax(1) * kept.amax(1)
         return largest
@@ -106,7 +107,7 @@ def gaussian_nll_loss(
         var = torch.full_like(input, var)
     elif var.dim() == input.dim() - 1:
         var = var.unsqueeze(-1)
-    var = var + (var.clamp(min=eps) - var).detach()  # the gradient is that of `var`
+    var = var + (var.clamp(min=eps) - var).detach()  # the gradient goes to `var`
     loss: Tensor = 0.5 * (var.log() + (input - target).square() / var)
     loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
@@ -188,4 +189,4 @@ FORMS: dict[Any, Replacement] = {
     functional.multilabel_margin_loss: multilabel_margin_loss,
     torch.fake_quantize_per_tensor_affine: fake_quantize,
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

@@ -52,4 +52,4 @@ RECURRENT_CELLS: dict[Any, Replacement] = {
     torch.rnn_tanh_cell: rnn_cell(torch.tanh),
     torch.rnn_relu_cell: rnn_cell(torch.relu),
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

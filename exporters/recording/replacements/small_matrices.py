@@ -45,7 +45,7 @@ def eliminated(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def inverse(func: Computes, input: Tensor) -> Any:
     """`torch.linalg.inv`.
 
-    The last step is one of Newton's method. Its gradient is that of the inverse Y: dY = -Y dA Y.
+    The last step is one step of Newton's method, with the gradient of the inverse Y: dY = -Y dA Y.
     """
     if not is_small(input):
         return func(input)
@@ -107,7 +107,7 @@ def cholesky(func: Computes, input: Tensor, *, upper: bool = False) -> Any:
     if not is_small(input):
         return func(input, upper=upper)
     half = (input + input.mT) / 2
-    input = input.detach() + half - half.detach()  # torch's gradient is symmetric, too
+    input = input.detach() + half - half.detach()  # torch's gradient is also symmetric
     columns: list[Tensor] = []
     for step in range(size):
         rest = input[..., :, step]
@@ -129,7 +129,7 @@ def solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> Any:
-    """`torch.linalg.solve_triangular`, by substitution: each row of the solution by those before.
+    """`torch.linalg.solve_triangular`, by substitution: each row of the solution uses earlier rows.
 
     The density of a `MultivariateNormal` needs it.
     """
@@ -158,4 +158,4 @@ SMALL_MATRICES: dict[Any, Replacement] = {
     **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
     torch.linalg.cholesky: cholesky,
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

@@ -194,4 +194,4 @@ STATISTICS: dict[Any, Replacement] = {
     torch.corrcoef: corrcoef,
     Tensor.corrcoef: corrcoef,
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

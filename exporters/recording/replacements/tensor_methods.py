@@ -103,4 +103,4 @@ TENSOR_METHODS: dict[Any, Replacement] = {
     Tensor.numpy: numpy_array,
     Tensor.__array__: numpy_array,
 }
-"""What is recorded in place of each of these functions."""
+"""Maps a function of torch to the function that is recorded in its place."""

@@ -1,4 +1,4 @@
-"""Checks that a model that cuts sequences computes the same as its recording, which keeps all."""
+"""Checks that a model that cuts sequences agrees with its recording, which keeps all steps."""
 
 from collections.abc import Iterator
 

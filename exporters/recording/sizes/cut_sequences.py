@@ -1,7 +1,7 @@
 """Sequences that a model cuts to the longest of a batch: a recording keeps all steps.
 
 `x[:, :longest]` has a size that depends on values. If the model masks the steps that do not count,
-its results are those for all steps. `cut_check.py` checks this.
+its results are the same with all steps. `cut_check.py` checks this.
 """
 
 from typing import Any, Self
@@ -24,7 +24,7 @@ KEPT = (
     *("max", "amax", "item", "clone", "detach", "to", "int", "long", "cpu", "clamp", "reshape"),
     *("clamp_min", "squeeze", "view", "__getitem__"),
 )
-"""Functions whose results are at most as large as the counts that they take."""
+"""Functions whose results are at most as large as the counts in their arguments."""
 
 
 class CutSequences(TorchFunctionMode):
@@ -52,7 +52,7 @@ class CutSequences(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run `func`; of `torch.arange`, all numbers up to the largest count."""
+        """Run `func`. If it is `torch.arange`, return all numbers up to the largest count."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if func is torch.arange:
             args = tuple(self._largest(value, value) for value in args)
@@ -91,7 +91,8 @@ class Cutting(TorchFunctionMode):
 
 
 class SameDraws(SeededBernoulli):  # type: ignore[no-untyped-call]
-    """Context in which dropouts keep all elements, and draws are a half, whatever the shape is."""
+    """Context in which dropouts keep all elements, and all drawn numbers are 0.5, for every
+    shape."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -23,7 +23,7 @@ from profiles.errors import ModelError
 DIVIDED = "line that divides batches"
 """The key in the `meta` of a graph."""
 DIVIDES = re.compile(r"\b(chunk|split|tensor_split)\(|virtual|vbs|ghost", re.IGNORECASE)
-"""What a line that divides batches contains."""
+"""Texts that a line contains if it divides batches."""
 MORE = 4
 """The parts of predictions are checked for batches this many times as large."""
 

@@ -48,7 +48,7 @@ REMEDIES = (
         "axis before the batch, use permute: view would mix the samples.",
     ),
 )
-"""What to do, by what the line of the model contains."""
+"""Maps a text in the line of the model to the remedy."""
 OTHERWISE = (
     "In reshape and view, write -1 for the batch. Elsewhere, write x.shape[0], and do not branch "
     "on it or loop over it."

@@ -1,19 +1,20 @@
 """Keeps batch norm's statistics of a round's updates near their medians.
 
-Statistics are measured, not trained: those of honest devices resemble each other, whatever the
-global model holds. So each is compared with those of the same round, not with what the device
-received. They are few, so those of all updates are in memory until the round's end.
+Statistics are measured, not trained: the statistics of honest devices resemble each other, whatever
+the global model holds. So the statistics of an update are compared with those of the same round,
+not with the values that the device received. Statistics are few numbers, so those of all updates
+are in memory until the end of the round.
 
 For each element, let c be the median over the n updates that hold it, and d the median of the
-distances to c. The mean is taken of the values within [c - d, c + d]; a value outside is moved to
-the nearer end. A variance is compared by its logarithm. If n < ENOUGH, what the devices received
-takes part in both medians, because two devices do not say which of them is right.
+distances to c. A value outside of [c - d, c + d] is moved to the nearer end; then the mean is
+taken. A variance is compared by its logarithm. If n < ENOUGH, the received value takes part in both
+medians, because two values do not show which of them is right.
 
-A value that only one update holds has no such comparison. It stays within o +- (ALONE u + r). o is
-the global model's value. u is STATISTIC standard deviations, for a variance the logarithm of
-STATISTIC. r is the furthest that ENOUGH updates have moved an element of the same tensor. If there
-is no such element, r is 0. But if the variance is still 1, with which models are built, it has not
-been measured yet: then r allows FIRST standard deviations.
+A value that only one update holds cannot be compared in this way. It stays within
+o +- (ALONE u + r). o is the global model's value. u is STATISTIC standard deviations, or for a
+variance the logarithm of STATISTIC. r is the largest move of an element of the same tensor by
+ENOUGH updates; if there is no such element, r is 0. If the variance still has its initial value 1,
+it has not been measured yet. Then r allows FIRST standard deviations.
 """
 
 import math
@@ -25,16 +26,18 @@ import numpy as np
 ENOUGH = 3
 """Fewer updates have no median of their own."""
 STATISTIC = 4.0
-"""A variance is told if it is further away than d by this factor, a mean if it is further by this
-many standard deviations. Between d and that, values of honest devices are moved as well."""
+"""A moved variance is reported if its distance exceeds d by this factor, a moved mean if its
+distance exceeds d by this many standard deviations. At smaller distances, values of honest devices
+are moved as well."""
 ALONE = 2.0
-"""Values of honest devices that were alone reached 3 deviations in a mean and a factor of 32 in a
-variance, this only on few labels in the first rounds; else 1.8 and 14."""
+"""Values that only one honest device held reached 3 deviations in a mean and a factor of 32 in a
+variance with few labels in the first rounds; otherwise 1.8 deviations and a factor of 14."""
 FIRST = 1e4
 """Honest means of a first round reached 97 deviations, and deviations a factor of 78, on pixels
 between 0 and 255."""
 ROUNDING = 1e-6
-"""A value that is further than d by less, relative to d, is not moved: c and d are rounded."""
+"""A value is not moved if its distance exceeds d by less than this share of d, because c and d are
+rounded."""
 EPSILON = 1e-5
 """Added to variances, as batch norm does."""
 
@@ -46,8 +49,8 @@ class CentralMeans:
     Attributes:
         means: The means by the name of a tensor, float64; NaN for elements that no update holds.
             Tensors in which no value was moved are left out.
-        times: For each update, by tensor, how far it exceeded what is told; only above 1. A value
-            that the update holds alone is told whenever it is moved.
+        times: For each update, by tensor, the factor by which it exceeded the limit for reports;
+            only above 1. A value that only this update holds is reported whenever it is moved.
     """
 
     means: Mapping[str, np.ndarray]
@@ -94,7 +97,7 @@ def variance_beside(name: str) -> str:
 def _near(
     name: str, values: np.ndarray, received: Mapping[str, np.ndarray]
 ) -> tuple[np.ndarray, list[float]]:
-    """The `values` of a statistic, moved if they are far; how many times each row is too far."""
+    """The `values` of a statistic, moved if too far, and by which factor each row is too far."""
     old, variance = (received[key].astype(np.float64) for key in (name, variance_beside(name)))
     built = variance == 1
     if variance_beside(name) != name:
@@ -112,7 +115,7 @@ def _near(
 def _toward_median(
     values: np.ndarray, old: np.ndarray, unit: np.ndarray, first: np.ndarray
 ) -> tuple[np.ndarray, list[float]]:
-    """The values that are moved, NaN in place of others; how many times each row is too far."""
+    """The moved values, with NaN for other values, and the factor by which each row is too far."""
     count = np.sum(~np.isnan(values), axis=0)
     few, alone = count < ENOUGH, count == 1
     voters = np.concatenate([values, np.where(few, old, np.nan)[None]])
@@ -131,7 +134,7 @@ def _toward_median(
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The weighted mean over the rows, without NaN; NaN where all are."""
+    """The weighted mean over the rows, ignoring NaN; NaN where all rows are NaN."""
     held = weights * ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         mean: np.ndarray = (held * np.nan_to_num(values)).sum(axis=0) / held.sum(axis=0)
@@ -144,7 +147,7 @@ def _by_row(factors: Sequence[float], values: np.ndarray) -> np.ndarray:
 
 
 def _medians(values: np.ndarray) -> np.ndarray:
-    """The median over the rows, without NaN; NaN where all are."""
+    """The median over the rows, ignoring NaN; NaN where all rows are NaN."""
     ordered = np.sort(values, axis=0)  # NaN comes last
     count = np.sum(~np.isnan(values), axis=0)
     low, high = (

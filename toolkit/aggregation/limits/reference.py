@@ -81,7 +81,10 @@ class Reference(Struct, frozen=True, kw_only=True):
         return math.sqrt(min(max(steps / max(self.steps, 1.0), 1.0), STEPS))
 
     def change(self, key: str) -> float | None:
-        """The usual change of the tensor `key`. If it is unknown, the median over other tensors."""
+        """The usual change of the tensor `key`.
+
+        If this change is unknown, the median over other tensors.
+        """
         known = self.changes.get(key, 0.0)
         if known > 0:
             return known
@@ -133,7 +136,7 @@ class RoundLimits:
     def statistics(self, received: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """The means of batch norm's statistics, where values of updates were limited.
 
-        Call it once, after the last update. What was limited is noted.
+        Call it once, after the last update. It notes which statistics were limited.
 
         Args:
             received: The global model's statistics.
@@ -190,7 +193,10 @@ def _medians(figures: Sequence[Figures], steps: float) -> Reference:
 
 
 def _usual(changes: Sequence[float]) -> float:
-    """The reference of a tensor's changes. Of two devices, neither is known to be right."""
+    """The reference of a tensor's changes.
+
+    With only two devices, it is unknown which of them is right.
+    """
     if len(changes) == 2:
         return _middle(*changes)
     return lower_median(changes)
@@ -213,5 +219,5 @@ def _moved(old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, floa
 
 
 def _middle(old: float, new: float) -> float:
-    """The geometric mean of two figures. A figure of 0 is replaced by the other one."""
+    """The geometric mean of two figures. If one figure is 0, the result is the other figure."""
     return math.sqrt(old) * math.sqrt(new) if old > 0 and new > 0 else max(old, new)

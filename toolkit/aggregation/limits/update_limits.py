@@ -49,13 +49,13 @@ from toolkit.submodels.tensor_slices import (
 CHANGE = 2.0
 """The change of a tensor is at most this many times its reference."""
 LEAST = 1e-3
-"""A change below this share of the tensor's root mean square is never limited: it may be no more
-than the rounding of the exchanged numbers."""
+"""A change below this share of the tensor's root mean square is never limited, because it may be
+only the rounding of the exchanged numbers."""
 HUGE = 1e20
 """A change of a smaller size has no number that overflows float32."""
 PIECE = 1 << 13
 """How many numbers are compared at a time. BLAS divides a dot product of 10,000 numbers or more
-between threads, and the result would then depend on their number."""
+between threads, and the result would depend on the number of threads."""
 
 
 @dataclass
@@ -69,7 +69,8 @@ class Change:
         old: The value that the device received, in the same shape.
         rows: The rows of classes that the device has; None for all rows.
         tensor: The name of the global tensor.
-        part: The slice of it that `new` has; None for the whole tensor, or for a factor.
+        part: The slice of the global tensor that `new` has; None for the whole tensor, or for a
+            factor.
         factors: The factors that compose `new`, if the limited value replaces them.
     """
 
@@ -95,7 +96,10 @@ class Change:
         return math.inf if usual is None else CHANGE * usual * reference.allowance(steps)
 
     def bound(self, size: float, reference: Reference, steps: int) -> float:
-        """The largest size that a change of this `size` may keep. A harmless one is not limited."""
+        """The largest size that a change of this `size` may keep.
+
+        Harmless changes are not limited.
+        """
         limit = self.limit(reference, steps)
         return limit if size <= limit else max(limit, LEAST * _distance(self.old))
 
@@ -174,7 +178,7 @@ def limited_update(
 
 
 def changes(update: Received, model: GlobalModel, policy: AggregationPolicy) -> Iterator[Change]:
-    """Yield what an update changes of each tensor, except batch norm's statistics.
+    """Yield the change of each tensor by an update, except batch norm's statistics.
 
     `check_update` has accepted the update.
     """

@@ -45,7 +45,9 @@ from toolkit.submodels.tensor_slices import TensorSlice
 
 
 def write_partial(out: str | Path, aggregation: Aggregation, force: bool = False) -> None:
-    """Write `aggregation` to the new folder `out`, atomically. The aggregation can then go on.
+    """Write `aggregation` to the new folder `out`, atomically.
+
+    More updates can be added afterwards.
 
     Use it if updates are added on several machines: each writes its aggregation, and one machine
     reads all of them with `read_partial`.
@@ -86,7 +88,7 @@ def read_partial(
     """Read and check the partial aggregate in `folder`.
 
     Use it on the machine that merges the aggregations of other machines: `merge` all of them into
-    one aggregation, and call `result` on this one.
+    one aggregation, and call its `result`.
 
     Args:
         folder: The folder that `write_partial` created.

@@ -21,7 +21,7 @@ LOW, HIGH = "low|", "high|"
 """Prefixes of a sum's label for its two parts, see `RunningSum.parts`. `high` may be missing."""
 
 MOST = 1e30
-"""The largest number in a sum. Any weight times a useful number is below it, and 10^8 such sums
+"""The largest number in a sum. Any weight times a useful number is smaller, and 10^8 such sums
 still fit into float32."""
 
 ENTRY_BYTES = 256

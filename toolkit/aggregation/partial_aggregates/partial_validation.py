@@ -34,8 +34,8 @@ MOST_RECORD_BYTES = 16 << 20
 MOST_UPDATES = 10**9
 
 COPIES = 16
-"""By default the sums may have this many times the model's size: each tensor has two parts, and so
-have the factors of several submodels."""
+"""By default the sums may have this many times the model's size: each tensor has two parts, and the
+factors of several submodels also have two parts each."""
 HEADROOM = 1 << 20
 """Bytes that are allowed above this limit, for the header and small models."""
 

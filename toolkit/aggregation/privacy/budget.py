@@ -1,9 +1,10 @@
-"""What rounds cost of a privacy budget, by the accountant of Google's `dp-accounting`.
+"""The cost of rounds in a privacy budget, by the accountant of Google's `dp-accounting`.
 
-Each device takes part in a round with the probability q, independently of the others, and the noise
-has z times the standard deviation of the largest change. This is the Gaussian mechanism with
-Poisson sampling, composed over the rounds (Renyi differential privacy: Mironov, Talwar and Zhang
-2019). Two federations are neighbours if the changes of one device are zero in one of them.
+Each device takes part in a round with the probability q, independently of other devices. The
+standard deviation of the noise is z times the largest norm of a change. This is the Gaussian
+mechanism with Poisson sampling, composed over the rounds (Renyi differential privacy: Mironov,
+Talwar and Zhang 2019). Two federations are neighbours if the changes of one device are zero in one
+of them.
 """
 
 import logging
@@ -39,7 +40,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """The (epsilon, delta) that rounds may spend. Without `epsilon` they may spend any."""
+    """The (epsilon, delta) that rounds may spend. Without `epsilon` there is no limit."""
 
     delta: float
     epsilon: float | None = None
@@ -66,7 +67,7 @@ class RoundNoise(NamedTuple):
     count_deviation: float | None = None
 
     def vote(self, norm: float) -> float:
-        """What a device whose change has this norm adds to the sum of votes: 1/2 or -1/2."""
+        """The vote of a device whose change has this norm: 1/2 or -1/2."""
         return 0.5 if norm <= self.clip else -0.5
 
     def share_within(self, votes: float, normal: float) -> float | None:
@@ -84,10 +85,10 @@ class RoundNoise(NamedTuple):
 class PrivacyPlan:
     """How each round of a federation is kept private, and its budget.
 
-    With a `quantile`, `clip` is that of the first round. Later it follows the quantile of the norms
-    (Andrew et al. 2021): after each round it is multiplied by exp(-CLIP_RATE (b - quantile)), where
-    b is the noised share of the changes within the clip. b and the sum of the changes have their
-    own noise; together they cost as much as the noise multiplier z says.
+    With a `quantile`, `clip` is the clip of the first round. Later it follows the quantile of the
+    norms (Andrew et al. 2021). After each round it is multiplied by exp(-CLIP_RATE (b - quantile)),
+    where b is the noised share of the changes within the clip. The share b and the sum of the
+    changes have separate noise. Together they cost as much as one sum with the noise multiplier z.
     """
 
     clip: float
@@ -96,9 +97,9 @@ class PrivacyPlan:
     quantile: float | None = None
 
     def noise(self, earlier: Sequence[SpentPrivacy | None], devices: float) -> RoundNoise:
-        """The noise of the next round, which expects so many `devices`.
+        """The noise of the next round, in which this number of `devices` is expected.
 
-        `earlier` has what the results of the earlier rounds say.
+        `earlier` has the figures of the earlier rounds.
         """
         clip, z = self.next_clip(earlier), self.noise_multiplier
         devices = max(devices, 1.0)
@@ -123,10 +124,10 @@ class PrivacyPlan:
         probability: float,
         within: float | None = None,
     ) -> SpentPrivacy:
-        """What is spent after one more round, which asks each device with this probability.
+        """The spent budget after one more round, which asks each device with this probability.
 
-        `earlier` has what the results of the earlier rounds say, and `within` is the noised share
-        of the round's changes within the clip, if `clip` follows a quantile.
+        `earlier` has the figures of the earlier rounds. If `clip` follows a quantile, `within` is
+        the noised share of the round's changes within the clip.
         """
         own = Sampled(probability, self.noise_multiplier)
         before = [Sampled(e.probability, e.noise_multiplier) for e in earlier if e is not None]
@@ -207,6 +208,7 @@ def _library() -> Any:
             code="privacy.not-installed",
             command="pip install 'edgetailor[privacy]'",
         ) from error
-    # It warns of orders of Renyi's divergence that it leaves out, which only raises epsilon.
+    # dp-accounting warns of orders of Renyi's divergence that it leaves out; this only raises
+    # epsilon.
     logging.getLogger("absl").setLevel(logging.ERROR)
     return dp_accounting

@@ -17,16 +17,17 @@ from toolkit.submodels.submodel import Submodel
 from toolkit.submodels.tensor_slices import slices_by_tensor
 
 ROUNDING = 1e-6
-"""A clipped change is so much shorter than `clip`, because its numbers are rounded to float32."""
+"""A clipped change is shorter than `clip` by this share, because its numbers are rounded to
+float32."""
 
 
 def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> float:
     """Add the clipped change of `update` to `aggregation`, with the weight 1.
 
-    The change is v - r of all tensors v that the update holds, where r is what the device received.
-    Factors are composed first. After clipping, the L2 norm of the change is at most `clip`. Rows of
-    classes that the device does not have count as unchanged: the sum does not tell which classes a
-    device has.
+    The change is v - r for all tensors v of the update, where r is the tensor that the device
+    received. Factors are composed first. After clipping, the L2 norm of the change is at most
+    `clip`. Rows of classes that the device does not have count as unchanged: the sum does not tell
+    which classes a device has.
 
     The sums of `aggregation` are then sums of changes, for `noised_model`; `Aggregation.result`
     cannot use them.

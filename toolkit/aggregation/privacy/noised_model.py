@@ -6,8 +6,8 @@ the mean of the values that they receive: the global tensor, or the composed fac
 
     new = b + (S + deviation N(0, 1)) / max(1, q n)
 
-q n is the expected number of devices in the sum. It does not depend on
-which devices were asked or answered, so it tells nothing about a single device.
+q n is the expected number of devices in the sum. It does not depend on which devices were asked or
+answered, so it reveals nothing about a single device.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,9 +61,9 @@ def noised_model(
 
     Args:
         aggregation: The sums of changes by `add_clipped`; they may be empty.
-        expected: What `expected_devices` returns. It decides which elements get noise.
+        expected: The result of `expected_devices`. It decides which elements get noise.
         deviation: The standard deviation of the noise in the sums.
-        random_bytes: Where the noise comes from.
+        random_bytes: The source of randomness for the noise.
 
     Raises:
         UpdateError: A number became too large for float32.

@@ -1,4 +1,4 @@
-"""Rules that combine changes element by element; Krum and FLTrust compare whole updates before.
+"""Rules that combine changes element by element. Krum and FLTrust first compare whole updates.
 
 Changes are float arrays (n, m) of n updates and m elements. An element that an update does not hold
 is NaN.
@@ -124,9 +124,10 @@ def krum_choice(distances: np.ndarray) -> list[int]:
 
 
 def disagreeing(cosines: np.ndarray) -> list[int]:
-    """The updates that point against the others, ascending; at most the share DISAGREEING.
+    """The updates that point against most others, ascending; at most the share DISAGREEING of all.
 
-    While the mean cosine of an update with the others is below 0, the lowest one is left out.
+    As long as an update has a mean cosine below 0 with the remaining updates, the update with the
+    lowest mean cosine is removed.
 
     Args:
         cosines: The cosines between the changes of all updates, (n, n).

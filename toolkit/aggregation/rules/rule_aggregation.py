@@ -8,8 +8,8 @@ the model by v_p - r_p. P_i are the updates that hold element i. Then
 
 So a rule compares the changes by training, without the errors of submodels. If all devices received
 the model itself, the result is the rule of the values. All updates have the same weight, because a
-device may lie about its number of samples. Only `fltrust` weighs them, by their trust; both terms
-are then weighted means. Factors that are kept between rounds (`cp`) move by the rule in the same
+device may lie about its number of samples. Only `fltrust` weighs updates, by their trust; then both
+terms are weighted means. Factors that are kept between rounds (`cp`) move by the rule in the same
 way, if no other update holds the tensor that they compose.
 """
 
@@ -158,7 +158,7 @@ class RuleAggregation:
         if not self._held:
             raise no_update()
         among = self._chosen()
-        if not among:  # nobody is trusted
+        if not among:  # no update is trusted
             self._changes.close()
             return self.model
         self._add_factors(among)
@@ -171,7 +171,7 @@ class RuleAggregation:
         return self._result.finished(self._result.moved_factors())
 
     def disagreeing(self) -> list[int]:
-        """The numbers of the updates that point against the others; see `disagreeing`.
+        """The numbers of the updates that point against most others; see `disagreeing`.
 
         The aggregation cannot be used afterwards.
         """
@@ -225,7 +225,10 @@ class RuleAggregation:
                 group.mean.add({entry.name: new}, 1.0)
 
     def _held_by_factors_alone(self, among: list[int]) -> set[str]:
-        """The tensors that only factors of one submodel hold. The factors move in their place."""
+        """The tensors that only factors of one submodel hold.
+
+        For these, the factors move instead.
+        """
         if self.policy.factors != "afm":
             return set()
         holders: dict[str, set[str]] = {}
@@ -237,7 +240,7 @@ class RuleAggregation:
         return {name for name, own in holders.items() if len(own) == 1 and "" not in own}
 
     def _received_means(self, among: list[int]) -> dict[str, Tensor]:
-        """The mean of what the devices received of each tensor; the old value if none did."""
+        """The mean of each tensor as devices received it; the old value if no device did."""
         means = Mean()
         for row in among:
             held = self._held[row]
@@ -246,7 +249,7 @@ class RuleAggregation:
         return {name: means.take(name, self.model.tensors[name]) for name in [*means.sums]}
 
     def _new(self, key: str, old: Tensor, among: list[int], statistic: bool = False) -> Tensor:
-        """`old` moved by the rule, float32. Elements that no update `among` holds stay.
+        """`old` moved by the rule, float32. Elements that no update in `among` holds do not change.
 
         Krum and FLTrust compare only parameters, so they may keep an update with wrong statistics.
         Therefore they take the median of statistics.
@@ -279,7 +282,7 @@ class RuleAggregation:
             yield f"{held.spec.head}|{entry.name}", _spread(own, part)
 
     def _received_tensors(self, held: _Held) -> Iterator[tuple[str, Tensor]]:
-        """Yield what the device of an update received of each tensor that it holds."""
+        """Yield each tensor of an update as its device received it."""
         received = self._received_factors(held.spec, held.factors)
         composed = self._recovered(held.spec, received, held.factors, held.classes)
         for name in sorted(held.tensors):

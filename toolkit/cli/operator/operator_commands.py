@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MOST = click.IntRange(1, 1000)
 WATCH_S = 2.0
 SORTS = ("joined", "device", "name", "kind", "state", "loss", "trained", "seen", "traffic")
-"""Those of `messages.Sort`, which is imported only when a command runs."""
+"""The values of `messages.Sort`, which is imported only when a command runs."""
 
 
 def _named(context: click.Context, option: click.Parameter, given: Any) -> Any:

@@ -111,7 +111,7 @@ def peak(predicted: int | None) -> str:
 
 
 def explain_repeated(signatures: Sequence[SignatureCost]) -> None:
-    """Say which signatures compute activations again, and how to turn that off."""
+    """Say which signatures compute activations again, and how to turn this off."""
     for signature in signatures:
         if signature.computed_again:
             share = (

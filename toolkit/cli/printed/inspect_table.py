@@ -76,7 +76,7 @@ def shape(sizes: Sequence[int]) -> str:
 
 
 WORDS = 36
-"""The fewest columns for the text beside the names of layers."""
+"""The minimum number of columns for the text beside the names of layers."""
 
 FEW = 3
 """A model with fewer places to cut gets an explanation."""

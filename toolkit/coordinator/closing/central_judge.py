@@ -1,8 +1,8 @@
 """The judge of new models: when it acts, and which devices it pauses.
 
 `model_judge.py` finds the updates to leave out, and `pause_rule.py` decides whom to pause for them.
-An operator decides about the device. After `resume` it takes part again, and only later updates
-count.
+The operator decides about a paused device. After `resume` the device takes part again, and only
+later updates count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from toolkit.coordinator.coordinator import Coordinator
 from toolkit.coordinator.database.operator_log import BY_JUDGE
 
 JUDGE = "judge"
-"""Who pauses such a device, in the audit log."""
+"""The name of the judge in the audit log."""
 
 
 def judges(coordinator: Coordinator, held_out: Samples | None) -> bool:
@@ -33,9 +33,9 @@ def harm_of_devices(history: Sequence[RoundResult]) -> dict[str, Harm]:
 
 
 def pause_judged(coordinator: Coordinator) -> None:
-    """Pause the devices of whose updates since their last pause too many were left out.
+    """Pause the devices whose updates have done too much harm since their last pause.
 
-    If the coordinator is killed before, it pauses them at its next start.
+    If the coordinator is killed before this, it pauses them at its next start.
     """
     with coordinator.lock:  # a device may leave, or an operator may pause it, at any time
         for device, reason in _due(coordinator).items():
@@ -44,7 +44,7 @@ def pause_judged(coordinator: Coordinator) -> None:
 
 
 def _due(coordinator: Coordinator) -> Mapping[str, str]:
-    """The devices to pause, with the reasons, at whose ends is the last round of harm."""
+    """The devices to pause, with the reasons. Each reason ends with the last round of harm."""
     store = coordinator.store
     due = {}
     for device, harm in harm_of_devices(store.history.results()).items():
@@ -63,5 +63,5 @@ def _due(coordinator: Coordinator) -> Mapping[str, str]:
 
 
 def _last_round(reason: str) -> int:
-    """The last round that the reason of a pause names, at its end."""
+    """The last round of harm, which is at the end of the reason of a pause."""
     return int(reason.rpartition(" ")[2])

@@ -1,7 +1,7 @@
 """Lets a committee of devices judge the new model of a round before it is published.
 
-See `toolkit/aggregation/committee.py`. Meanwhile the database does not know the new model. If the
-coordinator is killed, the round is aggregated again, and another committee judges it.
+See `toolkit/aggregation/committee.py`. During the judging, the database does not know the new
+model. If the coordinator is killed, the round is aggregated again, and another committee judges it.
 """
 
 import logging
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 """How often the end of the judging is checked, in seconds."""
 CANDIDATE = 0
-"""The number of a round that the bundles of a new model are stored with. No round has it, so that a
-restart offers no device a rejected model for training."""
+"""Round number under which the bundles of a new model are stored. No round has this number, so that
+a rejected model is never offered for training after a restart."""
 
 
 def decided_by_committee(
@@ -38,7 +38,7 @@ def decided_by_committee(
 ) -> int | None:
     """Let a committee judge the `model` of the closed round, which `folding` has aggregated.
 
-    A rejected model is judged again without the updates that point against the others. If it is
+    A rejected model is judged again without the updates that point against most others. If it is
     rejected again, all updates are left out.
 
     Returns how many updates are in the model; None if the program ends before the decision. See
@@ -66,11 +66,11 @@ class CommitteeJudging:
         model: The new model.
         counts: The counts that came with the updates of the round. Only these devices can be
             members, because they have evaluated the model before the round.
-        when_room: Calls a function that writes, again and again while the disk is full.
+        when_room: Calls a function that writes, and repeats the call while the disk is full.
 
     Attributes:
         votes: The last votes.
-        reason: What the committee has decided.
+        reason: The committee's decision as text.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CommitteeJudging:
                 self._submodels[name] = coordinator.submodel(device)
 
     def _make_bundles(self) -> None:
-        """Make the bundles that the members evaluate. They are those of the next round."""
+        """Make the bundles that the members evaluate: the bundles of the next round."""
         made = self._coordinator.store.set_bundles(CANDIDATE, self._files(), CANDIDATE)
         self._bundles = {submodel: files for submodel, files in made.items() if files}
 

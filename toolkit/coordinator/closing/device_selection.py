@@ -19,7 +19,8 @@ ALL_HERE_S = 10.0
 """A round waits this long for the devices of the over-selection. By then every device that waits
 has asked once."""
 FEW_HERE_S = 60.0
-"""A round with fewer eligible devices than its goal opens after this time, if they are enough."""
+"""A round with fewer eligible devices than its goal opens after this time, if it can still get the
+fewest updates that it needs."""
 
 
 class DeviceSelection:
@@ -101,7 +102,8 @@ class DeviceSelection:
     ) -> Selected | None:
         """Draw the devices of a round with differential privacy; None if it asks `all_`.
 
-        It waits for all that it asks, and closes at its deadline with any update.
+        Such a round waits for all devices that it asks. At its deadline it closes with any number
+        of updates.
         """
         coordinator = self._coordinator
         self._waits_since = None

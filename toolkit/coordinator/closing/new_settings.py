@@ -25,7 +25,7 @@ def model_for_new_settings(coordinator: Coordinator) -> Model | None:
         rounds.done + 1, new.changes, checked_settings(new.config), log=(), loss=loss
     )
     if rounds.max_staleness is not None:
-        store.keep_flights({})  # devices may get other submodels, so all begin again
+        store.keep_flights({})  # devices may get other submodels, so all devices begin again
     with coordinator.lock:
         config = coordinator.config = new.config
         coordinator.new_settings = None

@@ -19,7 +19,7 @@ from toolkit.coordinator.storage.coordinator_store import Store
 
 logger = logging.getLogger(__name__)
 OPENING = "private_opening"
-"""The store keeps under this key how the open round asked its devices."""
+"""The key in the store for the `Opening` of the open round."""
 UNUSABLE = "the noised model is unusable, so the model stays as it was: {reason}"
 
 
@@ -28,7 +28,7 @@ class Opening(Struct, frozen=True, kw_only=True):
 
     Attributes:
         round: The round.
-        probability: The probability with which epsilon counts that it asked a device.
+        probability: The probability of asking a device, as used for epsilon.
         devices: The expected number of devices that it asked, by submodel.
     """
 
@@ -72,11 +72,11 @@ class PrivateRounds:
         return opening
 
     def noise(self, round_: int) -> RoundNoise:
-        """The clipping and the noise of `round_`, the open one."""
+        """The clipping and the noise of `round_`, the open round."""
         return self._plan.noise(self._earlier(), sum(self.opening(round_).devices.values()))
 
     def spent(self, round_: int, within: float | None) -> SpentPrivacy:
-        """What is spent with the noise of `round_`, the open one; see `PrivacyPlan.after`."""
+        """The budget that is spent after `round_`, the open round; see `PrivacyPlan.after`."""
         return self._plan.after(self._earlier(), self.opening(round_).probability, within)
 
     def ends_with(self, result: RoundResult) -> bool:
@@ -102,10 +102,10 @@ class PrivateRounds:
 class PrivateAggregation(RoundAggregation):
     """Aggregates the clipped changes of a round with noise.
 
-    Nothing else depends on single updates: none is left out for its numbers, and none is judged.
+    Nothing else depends on single updates: no update is left out for its numbers or judged.
 
     Attributes:
-        within: The noised share of the changes within the clip, if that follows a quantile.
+        within: The noised share of the changes within the clip, if the clip follows a quantile.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class PrivateAggregation(RoundAggregation):
         opening: Opening,
         noise: RoundNoise | None = None,
     ) -> None:
-        """Without `noise`, the updates have it already."""
+        """Take the updates of a round. Without `noise`, they already contain noise."""
         super().__init__(model, store, held_out, opening.round)
         self._opening, self._noise = opening, noise
         self.within: float | None = None

@@ -82,9 +82,9 @@ class RoundAggregation:
         left_out: Maps a device to the reason why its update was left out.
         limited: Maps a device to what the limits changed in its update.
         reference: The reference for the limits of the next round; None without limits.
-        excess: Maps a device to how far its update exceeds the numbers that it is compared with.
+        excess: Maps a device to the excess of its update over the reference numbers.
         staleness: In asynchronous rounds, maps a device to the staleness of its update.
-        quality: The quality of the new model on `held_out`; None without samples. Then a model is
+        quality: The quality of the new model on `held_out`. None without samples; then a model is
             usable if its weights are finite.
     """
 
@@ -131,10 +131,10 @@ class RoundAggregation:
         return self.inside
 
     def without_disagreeing(self, reason: str) -> bool:
-        """Aggregate again without the updates that point against the others.
+        """Aggregate again without the updates that point against most others.
 
-        They are left out because of the votes in `reason`. Returns False if none points
-        against the others, or no model can be made without them.
+        They are left out because of the votes in `reason`. Returns False if there are no such
+        updates, or if no model can be made without them.
         """
         model = self._model
         if not isinstance(model, ComparingModel):
@@ -223,7 +223,7 @@ class RoundAggregation:
     def _judge(self, devices: Sequence[str]) -> None:
         """Leave out the updates of `devices` without which the model is better.
 
-        All of them are in the model.
+        The model contains all of these updates.
         """
         whole = self.quality
         if not self._judged or whole is None or whole.groups is None:
@@ -258,7 +258,7 @@ class RoundAggregation:
             self.left_out[device] = judged_text(self.quality, whole)
 
     def _influences(self, devices: Sequence[str]) -> Mapping[str, float]:
-        """By how much each update raises the loss. Restores an earlier model."""
+        """How much each update raises the loss. Restores an earlier model."""
         model = self._model
         assert isinstance(model, JudgedModel)
         assert self._held_out is not None
@@ -279,9 +279,9 @@ class RoundAggregation:
     def _fold_sound(self, devices: Sequence[str]) -> None:
         """Fold those updates of `devices` that leave the model usable.
 
-        The numbers of all these updates are within the bounds. Combined with other layers, the
-        numbers may still be too large or lead to a division by almost zero. Only folding shows
-        this. Updates with a larger excess are tried later.
+        All numbers of these updates are within the bounds. In the whole model they may still be too
+        large, or lead to a division by almost zero, which only folding shows. Updates with a larger
+        excess are tried later.
         """
         self._must_train = self._trained_before()
         sound: list[str] = []
@@ -379,7 +379,10 @@ class RoundAggregation:
         return bytes(data)
 
     def _find_versions(self) -> None:
-        """Find the version that each update was trained from; leave out those of lost versions."""
+        """Find the version that each update was trained from.
+
+        Leave out updates of lost versions.
+        """
         models, current = self._store.history.models(), self._store.history.current_round()
         assert current is not None
         ages = {model: self._round - 1 - version for version, model in sorted(models.items())}
@@ -395,7 +398,7 @@ class RoundAggregation:
     def _weighable_updates(self, devices: Set[str], order: list[str]) -> Iterator[Update]:
         """Yield the updates of `devices`, and add their devices to `order`.
 
-        Limits the number of samples that each counts.
+        Limits the number of samples that each update counts.
         """
         for device, (record, arrays) in self._updates(devices):
             order.append(device)

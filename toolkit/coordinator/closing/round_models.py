@@ -1,4 +1,4 @@
-"""What the rounds of a coordinator need of a global model. `Federation` implements all of it."""
+"""The interface of a global model for the rounds of a coordinator. `Federation` implements it."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 class Model(Protocol):
-    """The part of a global model that the rounds need. `Federation` implements it."""
+    """The methods that every round needs. `Federation` implements them."""
 
     def bundle(self, submodel: str, round_: int) -> dict[str, bytes]:
         """The files of the bundle for the current round `round_`: contents by file name."""
@@ -85,7 +85,7 @@ class JudgedModel(Model, Protocol):
     def influence(
         self, update: Update, gradient: Gradient, reference: Reference | None
     ) -> TensorInfluences:
-        """What a checked update does to the loss, within the limits of `reference`."""
+        """The effect of a checked update on the loss, within the limits of `reference`."""
 
 
 @runtime_checkable
@@ -93,13 +93,13 @@ class ComparingModel(Model, Protocol):
     """A global model that compares the updates of a round. `Federation` implements it.
 
     Attributes:
-        held_out: The samples that its rule of aggregation compares updates with.
+        held_out: The samples with which its aggregation rule compares updates.
     """
 
     held_out: Samples | None
 
     def disagreeing(self, updates: Iterable[Update]) -> list[int]:
-        """Which checked updates point against the others, by number."""
+        """The numbers of the checked updates that point against most others."""
 
 
 @runtime_checkable
@@ -115,8 +115,8 @@ class PrivateModel(Model, Protocol):
     ) -> float | None:
         """Aggregate the clipped changes of the checked updates of `round_`, with noise.
 
-        `devices` is how many devices of each submodel are expected in the sum. Returns the noised
-        share of the changes within the clip, if `noise` is for that, too.
+        `devices` is how many devices of each submodel are expected in the sum. If `noise` also
+        covers the share of changes that are within the clip, returns this share with noise.
         """
 
     def fold_changes(
@@ -130,10 +130,10 @@ class CarryingModel(Model, Protocol):
     """A global model that can take over the weights of another. `Federation` implements it."""
 
     def carried(self, data: bytes) -> tuple[bytes, str]:
-        """A state with the weights of the saved state `data` of another model, and what fits."""
+        """A state with the weights of the saved state `data` of another model, and a report."""
 
     def keeps_personal(self, spec: str) -> bool:
         """Whether devices that train `spec` keep tensors of their own from round to round."""
 
     def loss_code(self) -> str | None:
-        """What the user's own loss computes; None for other losses."""
+        """A description of the user's own loss; None for other losses."""

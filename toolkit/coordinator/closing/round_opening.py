@@ -25,7 +25,7 @@ class RoundOpening:
         coordinator: The coordinator.
         model: The global model.
         selection: Selects the devices of a round.
-        when_room: Calls a function that writes, again and again while the disk is full.
+        when_room: Calls a function that writes, and repeats the call while the disk is full.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RoundOpening:
     def prepare(self) -> None:
         """Make the bundles of the next round.
 
-        Raises EdgeTailorError if the model allows no submodel.
+        Raises EdgeTailorError if no submodel is possible for the model.
         """
         self._when_room(self._prepare)
 
@@ -69,8 +69,8 @@ class RoundOpening:
     def _bundles(self, round_: int) -> Iterator[tuple[str, dict[str, bytes]]]:
         """Yield each submodel of `round_` with the files of its bundle.
 
-        A submodel that the model does not allow has no files. Raises EdgeTailorError if that holds
-        for every submodel.
+        A submodel that is not possible for the model has no files. Raises EdgeTailorError if no
+        submodel is possible.
         """
         coordinator = self._coordinator
         needed = sorted(coordinator.submodels())
@@ -120,7 +120,7 @@ class RoundOpening:
         remaining = store.open_round.begin(round_, wall + limit, asked) - wall
         failures = store.open_round.failures(round_)
         with coordinator.lock:
-            # Devices may have joined, left or reported that they diverge meanwhile.
+            # Meanwhile devices may have joined, left or reported a divergence.
             bundles = self._asked_bundles(asked, earlier) if self.is_prepared() else {}
             if rounds.present and bundles and not is_spoilt(coordinator):
                 offers = {name: files[MANIFEST].sha256 for name, files in bundles.items() if files}
@@ -143,14 +143,14 @@ class RoundOpening:
                     device = store.registry.device(name)
                     reason = self._unmade.get(coordinator.submodel(device), "")
                     coordinator.excuse(device, f"it has no bundle in round {round_}: {reason}")
-        if rounds.phase == "aggregating":  # nobody is left in the round
+        if rounds.phase == "aggregating":  # no device is left in the round
             store.open_round.end()
 
     def _asked_bundles(self, asked: Selected | None, earlier: Collection[str]) -> dict[str, Bundle]:
         """The bundle of each device that a round is opened for, by device.
 
-        These are the devices that are `asked`, or all if this is None, those in `earlier`, which
-        have sent an update, and devices with an empty bundle, which are excused.
+        These are the devices in `asked` (None means all), the devices in `earlier`, which have
+        already sent an update, and devices with an empty bundle, which need not train.
         """
         coordinator = self._coordinator
         counted_on = coordinator.rounds.present | set(earlier)

@@ -1,4 +1,4 @@
-"""Tells the operator how a round has ended: in the log, and by notifications."""
+"""Reports the result of a round to the operator, in the log and by notifications."""
 
 import logging
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def tell_round(
 ) -> None:
     """Log `result` with `about` its updates, and send the notifications that follow from it.
 
-    `received` is how the devices judge the model that they received in this round.
+    `received` is the devices' judgement of the model that they received in this round.
     """
     which = round_of(result.round, coordinator.rounds.total).capitalize()
     source = counted(result.updates, "update")

@@ -208,7 +208,7 @@ class RoundWorker:
         self._say_stalled(text, updates=received, needed=needed)
 
     def _say_stalled(self, text: str, **values: int) -> None:
-        """Tell the operator that the round opens again, at first and then ever less often."""
+        """Tell the operator that the round opens again; later repetitions are told less often."""
         self._coordinator.missed_deadlines += 1
         times = self._coordinator.missed_deadlines
         if times in OFTEN:
@@ -230,7 +230,7 @@ class RoundWorker:
         """Load and publish the model that the next round starts from."""
         store = self._coordinator.store
         self._model.load(current_state(store, self._model))
-        data = store.model()  # of an earlier model until the first round of a new one closes
+        data = store.model()  # still the earlier model if `model` was changed
         assert data is not None
         self._when_room(partial(self._publish, data))
 
@@ -275,7 +275,7 @@ class RoundWorker:
         updates = folding.run()
         for device, reason in folding.left_out.items():
             if sums is not None and device in sums.failed:
-                continue  # said already
+                continue  # already logged
             if coordinator.minute_log.begins(f"{device} {round_}", LEFT_OUT):
                 logger.warning("Round %d: left out the update of %s: %s", round_, device, reason)
         # The counts of a device whose update is unusable are not trusted either.
@@ -343,7 +343,7 @@ class RoundWorker:
         return None
 
     def _folding(self, round_: int, sums: ClosedSums | None) -> RoundAggregation:
-        """What aggregates the updates of `round_`, or its secure `sums`."""
+        """The object that aggregates the updates of `round_`, or its secure `sums`."""
         coordinator, store = self._coordinator, self._coordinator.store
         model, held_out, private = self._model, self._held_out, self._private
         if sums is not None:
@@ -415,8 +415,8 @@ class RoundWorker:
     ) -> None:
         """Save and publish the global model with its `result`, and log it with `about` its updates.
 
-        `received` is how the devices judge the model that they received in this round. `reference`
-        is for the limits of the next round. `summed` are the devices in secure sums.
+        `received` is the devices' judgement of the model that they received in this round.
+        `reference` is for the limits of the next round. `summed` has the devices in secure sums.
         """
         data = self._model.save()
         store = self._coordinator.store

@@ -35,8 +35,8 @@ class GroupUpdate(NamedTuple):
 
     Attributes:
         devices: The devices of the group.
-        update: The record and the tensors of the mean. With noise of the devices, the sum of their
-            changes in place of the tensors.
+        update: The record and the tensors of the mean. If the devices add noise, the sum of their
+            changes takes the place of the tensors.
         mean: The figures of the sum.
     """
 
@@ -50,8 +50,8 @@ class ClosedSums(NamedTuple):
 
     Attributes:
         groups: The groups that have a sum, by submodel.
-        failed: Why a submodel has no sum, by submodel.
-        lost: Why a device is in no sum, by device.
+        failed: Maps a submodel without a sum to the reason.
+        lost: Maps a device that is in no sum to the reason.
     """
 
     groups: dict[str, GroupUpdate]
@@ -77,7 +77,7 @@ class ClosedSums(NamedTuple):
 def close_sums(coordinator: Coordinator, stopping: threading.Event) -> ClosedSums | None:
     """Let the devices of the closed round go through the steps of their sums.
 
-    Returns None if the program ends before that.
+    Returns None if the program ends before the sums are complete.
     """
     sums, rounds = coordinator.sums, coordinator.rounds
     assert sums is not None
@@ -96,7 +96,7 @@ def close_sums(coordinator: Coordinator, stopping: threading.Event) -> ClosedSum
 
 
 def _added_up(coordinator: Coordinator) -> ClosedSums:
-    """The results of the sums, which are over. Devices send nothing for them any more."""
+    """The results of the completed sums, for which devices send nothing more."""
     sums = coordinator.sums
     assert sums is not None
     closed = ClosedSums({}, dict(sums.too_small), {})
@@ -155,7 +155,7 @@ def _group_update(coordinator: Coordinator, submodel: str, own: SecretSum) -> Gr
 def mean_tensors(
     mean: GroupMean, manifest: Manifest, received: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The mean of the tensors of a group, with the products of low-rank factors in place of them.
+    """The mean of the tensors of a group; low-rank factors are replaced by their products.
 
     Args:
         mean: The figures of the sum.

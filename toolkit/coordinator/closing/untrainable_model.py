@@ -37,7 +37,7 @@ def go_back(coordinator: Coordinator) -> bool:
     with coordinator.lock:
         suspect, target = _suspect(coordinator), store.earlier_model()
         diverged, round_ = sorted(rounds.diverged), rounds.done + 1
-        # The report of a single device is not enough to leave another one out.
+        # The report of a single device is not enough to leave another device out.
         suspect = suspect if len(diverged) >= 2 else None
         rounds.diverged.clear()
         text = (

@@ -18,7 +18,7 @@ def install(connection: sqlite3.Connection) -> None:
     Call it for every connection that writes or checks.
     """
     connection.create_function(FUNCTION, -1, _row_digest, deterministic=True)
-    # Without it a row that INSERT OR REPLACE replaces would not be subtracted.
+    # Without this setting, a row that INSERT OR REPLACE replaces would not be subtracted.
     connection.execute("PRAGMA recursive_triggers=ON")
 
 

@@ -18,7 +18,7 @@ DAY_S = 86400
 TOKEN_UNKNOWN = "join.unknown-token"
 USED_UP = "join.used-up-token"
 MOST_LEFT = 20
-"""How many devices of a kind stay listed that have left without an update."""
+"""The most devices of a kind that stay listed although they left without an update."""
 Plan = Callable[[str], str | None]
 """Kind of a new device -> its submodel; None if the kind names one."""
 Group = tuple[str, str | None, int | None]
@@ -34,7 +34,7 @@ def hashed(secret: str) -> str:
 class Device:
     """An enrolled device, or a device that has left.
 
-    A `forgotten` device has lost its membership because it was not seen for long; it may come back.
+    A `forgotten` device has lost its membership because it was away for too long; it may come back.
     `machine` is JSON. `bytes_down` and `bytes_up` count the bodies of all rounds. From round
     `fallback_from` on the device gets its kind's fallback. `trouble` is the last problem that it
     reported. `submodel` was planned for the device; None if its kind names a submodel.

@@ -10,7 +10,7 @@ from device_agent.formats.signed_work import key_fingerprint
 from toolkit.coordinator.database.database import Database
 
 KEY, NEXT_KEY = "coordinator.key", "coordinator.key.next"
-"""The files of the coordinator's key, and of the next key while that replaces it."""
+"""The file of the coordinator's key, and the file of the next key during a replacement."""
 KNOWN_KEY = "key"
 """The key in `meta` of the fingerprint of the coordinator's key."""
 KEY_CHANGES = "key changes"

@@ -9,7 +9,7 @@ from toolkit.coordinator.database.database import Database
 _MOVED = "moved deadline"
 """The key in the table `meta` of the round whose deadline the operator moved, and the seconds."""
 _GOAL = "goal"
-"""The key in the table `meta` of the last round with selected devices, and the updates it needs."""
+"""The key in the table `meta` of the last round with selected devices, and its goal of updates."""
 _NEEDED = "needed"
 """The key in the table `meta` of that round, and the fewest updates that it may close with."""
 _PREFIX = "stopped:"
@@ -115,7 +115,10 @@ class OpenRound:
             db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))
 
     def drop_update(self, db: sqlite3.Connection, round_: int, device: str) -> None:
-        """Drop the update of `device` for `round_` in `db`. The round waits for no other of it."""
+        """Drop the update of `device` for `round_` in `db`.
+
+        The round does not wait for another update of it.
+        """
         db.execute("DELETE FROM updates WHERE round = ? AND device = ?", (round_, device))
         db.execute("DELETE FROM uploads WHERE device = ?", (device,))
         db.execute("INSERT OR IGNORE INTO failures VALUES (?, ?)", (round_, device))

@@ -13,7 +13,7 @@ PAUSED: Outcome = "paused"
 REMOVED: Outcome = "removed"
 BANNED: Outcome = "banned"
 BY_JUDGE = "by the judge"
-"""The reason of a pause begins with it if no operator decided it."""
+"""The reason of a pause begins with this text if no operator decided the pause."""
 _PAUSE = "rounds paused"
 """The key in the table `meta` of the reason why no round opens."""
 

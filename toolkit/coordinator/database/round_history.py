@@ -18,7 +18,7 @@ from toolkit.coordinator.database.database import Database
 from toolkit.coordinator.database.settings_log import SettingsLog
 
 SPENT = "privacy"
-"""The key in the table `meta` of what rounds have spent of the privacy budget."""
+"""The key in the table `meta` of the privacy budget that rounds have spent."""
 
 
 class RoundHistory:
@@ -98,13 +98,13 @@ class RoundHistory:
 
 
 def note_spent(db: sqlite3.Connection, round_: int, spent: SpentPrivacy) -> None:
-    """Store what the rounds up to `round_` have spent, in the transaction of `db`."""
+    """Store the privacy budget spent by the rounds up to `round_`, in the transaction of `db`."""
     text = msgspec.json.encode({**spent_privacy(db), round_: spent}).decode()
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (SPENT, text))
 
 
 def spent_privacy(db: sqlite3.Connection) -> dict[int, SpentPrivacy]:
-    """What the rounds up to each round have spent; empty without differential privacy."""
+    """The budget spent up to each round; empty without differential privacy."""
     row = db.execute("SELECT value FROM meta WHERE key = ?", (SPENT,)).fetchone()
     return {} if row is None else msgspec.json.decode(row[0], type=dict[int, SpentPrivacy])
 

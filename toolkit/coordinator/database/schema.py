@@ -100,13 +100,13 @@ _FLEETS = (
     PRIMARY KEY (round, key))""",
 )
 ADDED = {9: _OPERATION, 10: _TOKENS, 11: _FLEETS}
-"""The statements that a version has added to those before."""
+"""The statements that each version has added."""
 NEW_TABLES = {
     9: ("decisions", "audit"),
     10: ("operators", "join_tokens"),
     11: ("selected", "settings_changes"),
 }
-"""The tables that a version has added."""
+"""The tables that each version has added."""
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tokens (

@@ -23,7 +23,7 @@ class DueSecret:
 
 
 Due = Mapping[str, DueSecret]
-"""What is due, by device."""
+"""The due secrets, by device."""
 
 
 def decoded(value: str | None) -> Due:

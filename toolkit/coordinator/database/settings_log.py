@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from toolkit.coordinator.database.database import Database
 
 MODEL, TENSORS = "model", "model.tensors"
-"""The key of the model, and of a `Change` that says what is carried over into a new model."""
+"""The key of the model, and the key of a `Change` that says what is carried over into a new
+model."""
 LOSS = "loss"
-"""The key in the table `meta` of what the user's own loss computes."""
+"""The key in the table `meta` of the description of the user's own loss."""
 FEDERATION = "federation"
 """The key in the table `meta` of the settings that are checked at every start."""
 _SCHEDULED = "scheduled settings"
@@ -73,7 +74,7 @@ class SettingsLog:
         db.execute("DELETE FROM meta WHERE key = ?", (_SCHEDULED,))
 
     def model_changed_after(self, round_: int) -> bool:
-        """Whether the model after `round_` is one from before a change of `model`."""
+        """Whether the model after `round_` is older than a change of `model`."""
         with self._database.transaction() as db:
             row = db.execute(
                 "SELECT 1 FROM settings_changes WHERE key = ? AND round > ?", (MODEL, round_)

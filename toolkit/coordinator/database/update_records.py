@@ -24,7 +24,7 @@ class UpdateRecords:
             return {device for (device,) in rows}
 
     def profiles(self, device: str) -> list[Profile]:
-        """The profiles that `device` measured in its rounds on its present machine, oldest first.
+        """The profiles that `device` measured in rounds on its present machine, oldest first.
 
         A device may move to another machine with its state folder. Profiles of the previous
         machine stay in the updates' records and are left out here.

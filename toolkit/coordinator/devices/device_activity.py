@@ -19,17 +19,18 @@ class DeviceActivity:
         seen_at: When the device last sent a request, in seconds of the coordinator's clock.
         state: The state that the device reported.
         loss: The last loss that the device reported.
-        note: Why the device is paused or has stopped, if it said so.
+        note: Why the device is paused or has stopped, if it has told the reason.
         round: The last round for which the device got work.
         offered_key: The fingerprint of the key that signed its last work.
         missed: Why its last update is not in a round, for example because the round closed before
-            the update came. None once a later update or report of a failure has come.
+            the update came. None after a later update or report of a failure has come.
         not_needed_in: The last round that closed with enough updates before its update came.
         has_come: Whether a request has come since a round last selected the device, or since the
             coordinator started.
         inputs: How the inputs of the last update differ from the coordinator's samples. Set only
             if they differ much.
-        told: The reason that was logged when the device stopped. None once a later update has come.
+        told: The reason that was logged when the device stopped. None after a later update has
+            come.
         judges_last: Whether the device got the work of judging the last model.
     """
 

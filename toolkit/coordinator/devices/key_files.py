@@ -1,8 +1,8 @@
 """The coordinator's key in files of the state folder, also while it is replaced by the next key.
 
-The next key is first written to its own file. Then the database names it. Only then it replaces the
-file of the earlier key. So if the process is killed at one of these writes, the folder still has a
-key that fits the database.
+The next key is first written to its own file. Then the database names this key. After that, its
+file replaces the file of the earlier key. So if the process is killed during one of these writes,
+the folder still has a key that fits the database.
 """
 
 import os

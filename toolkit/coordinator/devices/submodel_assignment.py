@@ -28,8 +28,8 @@ class Planner:
     def submodel(self, kind: DeviceKind, device: DeviceProfile) -> str:
         """Return the strongest submodel that keeps the budgets of `kind` when `device` trains it.
 
-        Raises RefusalError (409) if no submodel fits, or if the profile lacks a value. If none
-        fits, the error says what would be needed.
+        Raises RefusalError (409) if no submodel fits, or if the profile lacks a value. If no
+        submodel fits, the error says what would be needed.
         """
         if not (kind.memory or device.memory_bytes or device.memory_available_bytes):
             raise conflict(

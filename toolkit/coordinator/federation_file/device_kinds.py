@@ -29,8 +29,8 @@ class DeviceKind(Tier):
     one round, in bytes. With any submodel, `memory` also decides whether the devices predict with
     the whole graph or in stages.
 
-    Only `simulate` uses the other keys. A simulated device has the speed of the device in
-    `profile`, a file or a built-in name, divided by `slowdown`. Its network has `download_mbps` and
+    Only `simulate` uses the other keys. A simulated device has the speed of the device in `profile`
+    (a file or a built-in name), divided by `slowdown`. Its network has `download_mbps` and
     `upload_mbps`, in 10^6 bits per second. Without these keys it has the profile's speeds.
     """
 

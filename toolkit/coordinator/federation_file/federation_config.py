@@ -97,7 +97,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
     privacy: PrivacyTable | None = None
     release: ReleaseTable = ReleaseTable()
     notify: NotifyTable = NotifyTable()
-    # Not among the settings that are stored: more values may be tried later.
+    # This key is not stored with the settings, because more values may be tried later.
     sweep: Annotated[dict[str, Any] | None, AfterValidator(check_sweep)] = Field(
         default=None, exclude=True
     )
@@ -271,10 +271,11 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         return 1.0 if wanted is None else min(1.0, wanted / members)
 
     def counted_probability(self, members: int) -> float:
-        """The probability of `asking_probability` with which epsilon is computed.
+        """The value of `asking_probability` that is used to compute epsilon.
 
-        The coordinator of secure sums knows whom it asks, so the probability is 1 there. Otherwise
-        a round that asks nobody draws again, which makes it more probable that a device is asked.
+        With secure sums the probability is 1, because the coordinator knows whom it asks. Without
+        them, a round that would ask nobody draws again, so each device is asked with a higher
+        probability.
         """
         asked = self.asking_probability(members)
         if asked == 1 or (self.privacy is not None and self.privacy.secure_aggregation):

@@ -19,7 +19,7 @@ class ModelKeys(Table):
 
     - `inputs`: the inputs if the model has several, like "words:20:int64". They give `input_shape`.
     - `input_range`: the smallest and the largest number of a sample. If both are whole numbers, all
-      numbers of a sample are.
+      numbers of a sample are whole.
     - `example`: a file with a few real samples, which show the range of each number.
     """
 

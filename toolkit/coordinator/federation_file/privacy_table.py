@@ -34,15 +34,16 @@ class PrivacyTable(Table):
     - `clip`: the largest L2 norm of a device's change.
     - `clip_quantile`: `clip` follows this quantile of the norms from round to round.
     - `delta`: the delta of the guarantee; at most 1 / number of devices.
-    - `epsilon`: the most that all rounds together may spend.
+    - `epsilon`: the largest epsilon that all rounds together may spend.
     - `noise_multiplier`: the standard deviation of the noise in the sum of the changes, divided by
-      `clip`. Without it, it is found from `epsilon` and the number of rounds.
+      `clip`. By default it is computed from `epsilon` and the number of rounds.
 
     With secure sums, the coordinator learns the sum of a group's updates, and no single update:
 
-    - `secure_aggregation`: use them.
-    - `smallest_group`: a sum has the updates of at least so many devices.
-    - `most_change`: no number of an update changes by more in a round; larger changes are clipped.
+    - `secure_aggregation`: use secure sums.
+    - `smallest_group`: a sum has the updates of at least this many devices.
+    - `most_change`: the most by which a number of an update may change in a round; larger changes
+      are clipped.
     - `most_samples`: a device with more samples counts as if it had this number.
 
     With both, the devices clip their changes and add the noise themselves, so the coordinator sees
@@ -125,7 +126,7 @@ def with_privacy(given: Any) -> Any:
         return given
     aggregation = given.get("aggregation", {})
     if not isinstance(aggregation, Mapping):
-        return given  # refused as no table
+        return given  # refused later, because it is not a table
     table = given["privacy"]
     private = not isinstance(table, Mapping) or table.get("clip") is not None
     sets = AGGREGATION if private else SINGLE

@@ -15,7 +15,7 @@ from toolkit.coordinator.federation_file.value_types import (
 from toolkit.toml_files import Table
 
 MAX_STALENESS, MOST_STALENESS = 10, 100
-"""The default of `max_staleness` and the largest: the models of so many rounds are kept."""
+"""The default and the largest value of `max_staleness`. The models of this many rounds are kept."""
 MOST_KEPT_UPDATES = 3
 """The highest `keep_updates`: older rounds have no records of their updates."""
 ENDLESS = "endless"
@@ -31,11 +31,11 @@ class RoundKeys(Table):
     - `budget_s`: seconds that a device may compute in a round.
     - `keep`: which rounds' models stay in the state folder.
     - `keep_updates`: how many of the last rounds keep the tensors of their updates.
-    - `min_devices`: the first round opens when this many have joined.
+    - `min_devices`: the first round opens when this many devices have joined.
     - `quorum`: a round closes early when this many updates have come.
     - `min_updates`: a round never closes with fewer updates.
-    - `mode`: in asynchronous rounds, updates count in the round in which they come, with less
-      weight the more rounds have closed since their model.
+    - `mode`: in asynchronous rounds, updates count in the round in which they come. The more rounds
+      have closed since their model, the smaller is their weight.
     - `buffer_size`: an asynchronous round closes when this many updates have come.
     - `max_staleness`: updates of a model that is older than this many rounds are refused.
     - `clients_per_round`: a round closes with this number of updates, or this share of the members.

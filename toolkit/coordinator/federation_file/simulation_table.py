@@ -18,10 +18,10 @@ class SimulationTable(Table):
     """How many clients there are, who takes part in a round, and which samples each client has.
 
     With a `format`, `data` is the folder of a public dataset, whose test samples evaluate the
-    model. Without a `format`, the share `held_out_share` of the samples evaluates the model, unless
-    the file names `held_out`. `participation` is the share of the clients in each round. `alpha` is
-    the concentration of the Dirichlet distribution. With `shards`, the samples are sorted by label,
-    and each client gets this number of pieces.
+    model. Without a `format`, the samples in `held_out` evaluate the model, or, without this key,
+    the share `held_out_share` of the samples. `participation` is the share of the clients in each
+    round. `alpha` is the concentration of the Dirichlet distribution. With `shards`, the samples
+    are sorted by label, and each client gets this number of pieces.
 
     Each client of a round fails with the probability `failure_rate`: a failing client receives its
     submodel and sends nothing. A client is away for the share `away` of each day of `day_s`

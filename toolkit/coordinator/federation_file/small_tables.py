@@ -16,8 +16,8 @@ class EvaluationTable(Table):
 
     Each device keeps the `share` of its samples apart, never trains on them, and sends counts of
     its evaluations. The share 0 is off. With `by_class`, devices also send the counts of each class
-    if their owners agree. A new model is published only if the majority of a `committee` of this
-    many devices accepts it.
+    if their owners agree. With a `committee` of this many devices, a new model is published only if
+    their majority accepts it.
     """
 
     share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
@@ -55,7 +55,7 @@ class ReleaseTable(Table):
 
     @property
     def interval(self) -> int | None:
-        """The fewest rounds from one release to the next; None if the coordinator makes none."""
+        """The fewest rounds from one release to the next; None if no releases are made."""
         return 1 if self.every is None and self.when is not None else self.every
 
 

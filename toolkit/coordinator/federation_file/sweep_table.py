@@ -33,7 +33,7 @@ def check_sweep(table: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _leaves(table: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    """The values in `table` and in the tables in it, with their keys from the top."""
+    """The values in `table` and in its nested tables, with their full keys."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{key}.")

@@ -25,7 +25,7 @@ def _bytes(given: object) -> int:
 
 def _seconds(given: object) -> float:
     try:
-        return parse_duration(str(given))  # refuses a bare number, too
+        return parse_duration(str(given))  # also refuses a bare number
     except InputError as error:
         raise ValueError(str(error)) from None
 

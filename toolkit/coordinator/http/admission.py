@@ -23,7 +23,7 @@ OPERATOR_ROUTES = f"{API}/operator/"
 """Only an operator's token opens the routes under this path."""
 METRICS = "/metrics"
 PAGES = "/operator/"
-"""The operator's page: what is under this path needs a login, except OPEN_PAGES."""
+"""The path of the operator's page. All pages under this path need a login, except OPEN_PAGES."""
 LOGIN, LOGOUT = f"{PAGES}login", f"{PAGES}logout"
 PUBLIC = f"{PAGES}public"
 """The view for everybody, which needs a login unless the federation's file has `public`."""
@@ -41,8 +41,8 @@ READING = ("GET", "HEAD")
 NOT_OPERATOR = "operator.other-token"
 DISCARDED = 64 << 10
 DISCARDED_S = 2.0
-"""How much of a stranger's body is read and dropped, in bytes and seconds. So the answer also
-reaches a client that sends its whole body first."""
+"""How much of a stranger's body is read and dropped, in bytes and seconds. The body is read so that
+the answer also reaches a client that sends its whole body first."""
 
 
 async def admit(scope: Scope, coordinator: Coordinator) -> int:

@@ -55,7 +55,8 @@ class Certificate:
             return
         self._seen = seen
         try:
-            # First in a separate context: a wrong key would leave `context` without any.
+            # Load the files into a separate context first: a wrong key would leave `context`
+            # without a key.
             _context(*self._files)
             self.context.load_cert_chain(*self._files)
         except (InputError, OSError) as error:
@@ -71,9 +72,9 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # With an empty password, OpenSSL does not ask on the terminal for that of the key.
+        # With an empty password, OpenSSL does not ask on the terminal for the password of the key.
         context.load_cert_chain(certificate, key, password="")
-    except OSError as error:  # an SSLError is one too
+    except OSError as error:  # includes SSLError
         why = error.strerror if not isinstance(error, ssl.SSLError) else _reason(error)
         raise InputError(
             "`tls_cert` {certificate} and `tls_key` {key} cannot be used: {reason}. Give a "

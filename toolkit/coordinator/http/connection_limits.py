@@ -15,7 +15,7 @@ from device_agent.formats.protocol.problems import API
 from toolkit.coordinator.http.certificates import Certificate
 from toolkit.coordinator.http.open_connections import OpenConnections, Rank
 
-if TYPE_CHECKING:  # it loads the coordinator, which `serve` does after it has its port
+if TYPE_CHECKING:  # `serve` binds its port before it loads the coordinator
     from toolkit.coordinator.http.repeated_polls import RepeatedPolls
 
 HEADERS_S = 20.0
@@ -55,7 +55,8 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Implement asyncio.Protocol."""
         at_rest = self._at_rest()
-        # If too many answers are unread, uvicorn reads no more requests; neither may `polls`.
+        # If too many answers are unread, uvicorn reads no more requests. `polls` must not read any
+        # either.
         polls = self._polls if at_rest and not self.flow.write_paused else None
         answer = polls.answer(data) if polls is not None else None
         if answer is not None:
@@ -73,7 +74,7 @@ class Connection(H11Protocol):
         """Implement H11Protocol."""
         self._opened.rank(self, Rank.SILENT if self._device is None else Rank.IDLE)
         self.timeout_keep_alive = round(self._opened.keep_alive_s)
-        super().on_response_complete()  # it reads the next request, if that has come already
+        super().on_response_complete()  # reads the next request if it has already come
         self._note_request()
 
     def authenticated(self, device: str | None) -> None:
@@ -107,7 +108,7 @@ class Connection(H11Protocol):
     def _wait_for_poll(self) -> None:
         """Keep the connection open until it has been idle for too long.
 
-        One timer serves many polls: to make one for each would cost more than the answer.
+        One timer serves many polls: a timer for each poll would cost more than the answer.
         """
         self._unset_keepalive_if_required()
         self._idle_since = self.loop.time()
@@ -117,7 +118,7 @@ class Connection(H11Protocol):
     def _close_if_idle(self) -> None:
         self._idle = None
         if self.timeout_keep_alive_task is not None or not self._at_rest():
-            return  # another request has come since, and uvicorn limits the time after it
+            return  # another request has come, and uvicorn limits the idle time after that request
         left = self._idle_since + self._opened.keep_alive_s - self.loop.time()
         if left > 0:
             self._idle = self.loop.call_later(left, self._close_if_idle)
@@ -240,5 +241,5 @@ def most_connections() -> int:
 def raise_descriptor_limit() -> None:
     """Raise this process's limit of file descriptors as far as the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # `hard` may be more than the kernel gives
+    with suppress(OSError, ValueError):  # `hard` may be more than the kernel allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -20,8 +20,8 @@ DEVICE_ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-# Admission has checked the credentials before the body came. These functions are async, because
-# FastAPI runs others in a thread, which costs more than the functions themselves.
+# Admission has checked the credentials before the body came. These functions are async: FastAPI
+# runs other functions in a thread, which costs more than the functions themselves.
 async def coordinator_of(request: Request) -> Coordinator:
     """The coordinator that answers."""
     coordinator: Coordinator = request.app.state.coordinator

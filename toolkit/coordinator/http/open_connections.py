@@ -104,7 +104,7 @@ class OpenConnections:
         self._put(connection, _Entry(network, Rank.SILENT))
 
     def rank(self, connection: Held, rank: Rank, device: str | None = None) -> None:
-        """Record what `connection` does now, and for which device it is busy."""
+        """Record the new rank of `connection`, and the device for which it is busy."""
         held = self._entries.get(connection)
         if held is None or (held.rank, held.device) == (rank, device):
             return
@@ -145,7 +145,8 @@ class OpenConnections:
                 continue
             network = max(having, key=lambda name: self._addresses[name].used)
             address = self._addresses[network]
-            # A busy connection is closed only if another address has more than half of all.
+            # A busy connection is closed only if another address has more than half of all
+            # connections.
             if rank is Rank.BUSY and (network == newcomer or 2 * address.used <= self.most()):
                 return None
             return next(iter(address.by_rank[rank]))

@@ -32,7 +32,8 @@ class RepeatedPolls:
         if device is None or device.has_left:
             return
         if len(self._by_device) > 2 * len(self._coordinator.rounds.devices):
-            # Most belong to devices that have left. Members will send theirs again.
+            # Most remembered polls belong to devices that have left. Members will send theirs
+            # again.
             self._secrets.clear()
             self._by_device.clear()
         self._secrets.pop(self._by_device.pop(device.id, b""), None)

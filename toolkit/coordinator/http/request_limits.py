@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 ALL_BODIES = 256 << 20
 """The most bytes of all bodies together that are received at a time."""
 BODY_S = 60.0
-"""How long a body may take, in seconds; for tensors, how long their next piece may take."""
+"""How long a body may take, in seconds. For tensors, how long the next piece may take."""
 LEAST_RATE = 1024
 """The lowest rate of an upload of tensors after its first BODY_S seconds, in bytes per second."""
 REQUEST_ID = "X-Request-Id"
-"""The header with the id of a request, which the JSON log has, too. Repeated polls have none."""
+"""The header with the id of a request, which is also in the JSON log. Repeated polls have no id."""
 FAILED = "{more} requests failed in this way ({who})."
 
 

@@ -44,7 +44,7 @@ def bind(host: str, port: int, origin: Path) -> socket.socket:
     except OSError as error:
         raise _not_bound(error, host, port, origin) from None
     # Connections inherit this option. asyncio sets it only on sockets that it created itself.
-    # Without it an answer's body waits 40 ms for the acknowledgement of its headers.
+    # Without this option, an answer's body waits 40 ms for the acknowledgement of its headers.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
@@ -83,7 +83,8 @@ def answer_preparing(
         code=PREPARING,
         message="The coordinator is starting: it loads and splits the model. Ask again soon.",
     )
-    # Closed after each answer, so that the next request reaches the coordinator once it serves.
+    # Close connections after each answer, so that the next request can reach the coordinator when
+    # it serves.
     closing = {"Connection": "close"}
     answer = JSONResponse(asdict(problem), 503, headers=closing | {"Retry-After": str(RETRY_S)})
     alive = Route(HEALTH, lambda request: JSONResponse("ok", headers=closing))

@@ -86,7 +86,10 @@ class DeviceActions(Membership, DeviceTroubles):
             self._exclude(device, "remove", reason, who, REMOVED)
 
     def _ban(self, device: Device, reason: str, who: str) -> None:
-        """Remove `device`, and refuse its key. A device that joined again with it is banned too."""
+        """Remove `device`, and refuse its key.
+
+        A device that joined again with this key is banned, too.
+        """
         same = self.store.registry.member_with_key(device.public_key)
         for banned in (device, same):
             decision = None if banned is None else self.decision(banned)

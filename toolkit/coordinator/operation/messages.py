@@ -21,7 +21,7 @@ from toolkit.coordinator.database.settings_log import Change
 REASON_LENGTH = 200
 """The most characters of a reason."""
 ONE_LINE = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$(?!\\n)"
-"""Without control characters, which could change a terminal or forge lines of a log."""
+"""A text without control characters, which could change a terminal or forge lines of a log."""
 
 MOST_SECONDS = 30 * 86400
 """The longest time to the end of a round."""
@@ -35,7 +35,7 @@ Action = Literal["pause", "resume", "remove", "ban", "let-in"]
 
 
 Sort = Literal["joined", "device", "name", "kind", "state", "loss", "trained", "seen", "traffic"]
-"""By what a list of devices is sorted."""
+"""The key by which a list of devices is sorted."""
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -246,8 +246,8 @@ class Overview:
     round is open. A round needs at least `needed` updates to close. `missing` names some of the
     `missing_count` devices that the round waits for. `joined` and `expected` count devices before
     the first round, and are 0 later. `states` counts the devices by state. While the rounds are
-    `paused`, none opens. `selected` is None if the round asks all devices. `privacy` is
-    what the rounds have spent of the privacy budget; None without differential privacy.
+    `paused`, none opens. `selected` is None if the round asks all devices. `privacy` is the privacy
+    budget that the rounds have spent; None without differential privacy.
     """
 
     state: str

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 UNUSED_S = 12 * 3600.0
-"""A login ends when it was not used for so many seconds."""
+"""A login ends when it was not used for this many seconds."""
 MOST = 100
-"""The most logins at a time. The one that was unused for the longest time ends for a new one."""
+"""The most logins at a time. For a new login, the login that was unused for the longest time
+ends."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class Overviews(DeviceList):
         ]
 
     def pulse(self) -> tuple[object, ...] | None:
-        """A value that changes when something happens that the operator sees.
+        """A value that changes whenever the operator's view changes.
 
         None if the federation is busy at the moment. The method never waits, because a thread that
         many requests share calls it.

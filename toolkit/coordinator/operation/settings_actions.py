@@ -107,7 +107,7 @@ class SettingsActions(FederationState):
             raise _refused(error) from None
 
     def _with_tensors(self, shown: SettingsChanges, model: Any) -> SettingsChanges:
-        """The changes with one more that says what `model` takes over from the present model.
+        """The changes, and one more that says what `model` takes over from the present model.
 
         The new model is tried with these weights. Raises RefusalError (409) if it cannot be used.
         """
@@ -135,7 +135,7 @@ class SettingsActions(FederationState):
         return SettingsChanges(round=shown.round, changes=[*shown.changes, change])
 
     def _compared(self, carry: bool) -> tuple[CoordinatorConfig, SettingsChanges]:
-        """The settings of the federation's file, and what differs from the settings in effect."""
+        """The settings of the federation's file, and how they differ from those in effect."""
         try:
             new = load_config(Path(self.store.value(FILE) or ""))
             check_judged(new)

@@ -81,7 +81,7 @@ class OfferedReleases:
             kept = bundles_kept(releases)
             offered = [release for release in of_kind if (release.number, kind) in kept]
             usable = [release for release in offered if self._is_whole(release, kind)]
-            # Nobody goes back from a release only because its files are missing here.
+            # Devices must not go back from a release only because its files are missing here.
             lost = [release.number for release in offered if release not in usable]
             for release in [*reversed(usable), *([NONE] if withdrawn else [])]:
                 offer = ReleaseOffer(

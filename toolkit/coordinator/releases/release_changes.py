@@ -46,10 +46,10 @@ def add_release(
         kinds: The kinds of devices that get the release.
         write: Writes the bundles.
         share: The share of the devices of each kind that get the release, rounded up; None for all.
-        then_all: Whether the coordinator offers the release to all devices once this share has
+        then_all: Whether the coordinator offers the release to all devices after this share has
             taken it.
         precision: The precision of the weights.
-        fine_tune: For how many steps devices may train the release. `write` then also writes the
+        fine_tune: How many steps devices may train the release; if above 0, `write` also writes the
             training bundles.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Decides when the coordinator releases a model or offers a release to all devices by itself."""
+"""Decides when the coordinator itself releases a model, or offers a release to all devices."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -102,7 +102,7 @@ def release_to_all_if_taken(store: Store, released: OfferedReleases) -> None:
         return
     try:
         finished = finish_rollout(store.folder, newest.number)
-    except BlockingIOError:  # `edgetailor release` is changing releases just now
+    except BlockingIOError:  # `edgetailor release` is changing releases at this moment
         return
     except (InputError, OSError) as error:
         released.tell(error)

@@ -1,4 +1,4 @@
-"""What each device of a federation runs, for `edgetailor release`."""
+"""The release that each device of a federation runs, for `edgetailor release`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -84,7 +84,7 @@ class Membership(DeviceSecrets):
         with self.lock:
             if not self.store.used_joins.take(signed, now, VALID_S):
                 raise used_join()
-            self._check_not_banned(request.public_key)  # since the plan was made
+            self._check_not_banned(request.public_key)  # a ban may be newer than the plan
             with self._saying_if_finished():
                 device, secret = self.store.registry.enrol(
                     token,
@@ -241,7 +241,7 @@ class Membership(DeviceSecrets):
             return
         with self.lock:
             oldest = self.clock() - limit
-            present = self.rounds.devices - self.rounds.paused  # the operator keeps their places
+            present = self.rounds.devices - self.rounds.paused  # paused devices stay
             for name in [n for n in present if self.activity[n].seen_at < oldest]:
                 device = self.store.registry.device(name)
                 self.end_membership(device, forgotten=True)

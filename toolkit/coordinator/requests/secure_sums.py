@@ -24,13 +24,13 @@ from toolkit.coordinator.rounds.poll_interval import LONGEST_S
 from toolkit.coordinator.rounds.upload_validation import expected_tensors
 
 COMES = "secure sum"
-"""In place of an update's hash: the keys of a device are its update of the round. They may be
-replaced, for example after a restart of the device, until the round closes."""
+"""Stands for the hash of an update: in a secure sum, a device's keys count as its update. Until the
+round closes, the keys may be replaced, for example after a restart of the device."""
 ASK_AGAIN_S = 0.25
 """How soon a device of a small fleet asks again for its next step, in seconds."""
 REQUESTS_PER_S, WAITING_PER_S = 200, 40
-"""The most requests in a second of all devices that wait for their next step, and of those that
-wait for the end of the round."""
+"""The most requests per second of all devices that wait for their next step, and of all devices
+that wait for the end of the round."""
 
 
 class SecureSums(FederationState):

@@ -80,7 +80,7 @@ class Uploads(SecureSums):
     def _noting_refusals(self, device: Device, round_: int) -> Iterator[None]:
         """Tell the operator if asynchronous rounds take no update of `round_` from `device`.
 
-        Other rounds say it when they close. The caller holds the lock.
+        Synchronous rounds tell it when they close. The caller holds the lock.
         """
         try:
             yield
@@ -171,7 +171,7 @@ class Uploads(SecureSums):
                 self.store.final_evaluation.answer(device.id, judgement.counts)
             else:
                 candidate.answers.setdefault(device.id, judgement.counts)
-            # A late vote is no answer to what is judged now: the last model, or another candidate.
+            # A late vote is about another model than the one that is judged now.
             phase = "judging" if candidate is None else "aggregating"
             if self.candidate is candidate and self.rounds.phase == phase:
                 self.rounds.judges.discard(device.id)

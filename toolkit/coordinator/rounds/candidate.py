@@ -14,8 +14,8 @@ class Candidate:
 
     Attributes:
         bundles: Its bundles, by submodel.
-        before: How each member of the committee has evaluated the model before the round.
-        answers: How the members that have answered have evaluated this model.
+        before: The evaluation of the previous model by each member of the committee.
+        answers: The evaluation of this model by each member that has answered.
     """
 
     bundles: Mapping[str, Mapping[str, FileEntry]]

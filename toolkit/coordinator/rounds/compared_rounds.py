@@ -68,6 +68,6 @@ def stops_early(figures: Sequence[tuple[int, Figure]], patience: int | None) -> 
 
 def _key(figure: Figure) -> tuple[float, float]:
     accuracy, loss = figure
-    if not math.isfinite(loss):  # a diverged model is right by chance only
+    if not math.isfinite(loss):  # a diverged model is right only by chance
         return -math.inf, -math.inf
     return (-1.0 if accuracy is None else accuracy), -loss

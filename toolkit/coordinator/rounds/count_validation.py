@@ -75,5 +75,5 @@ def _misfit(counts: EvaluationCounts, manifest: Manifest) -> str | None:
 
 
 def _signed(manifest: Manifest) -> bool:
-    """Whether the loss of a bundle may be below zero, as a loss of the user's own may be."""
+    """Whether the loss of a bundle may be below zero, as with a user's own loss."""
     return bool(label_rule(manifest).parts)

@@ -11,7 +11,7 @@ from toolkit.coordinator.storage.coordinator_store import Store
 
 logger = logging.getLogger(__name__)
 EARLY_STOP = "early_stop"
-"""The store keeps under this key the `early_stopping` that ended the rounds, and the last round."""
+"""The key in the store for the `early_stopping` that ended the rounds, and for the last round."""
 
 
 def ends_early(
@@ -20,9 +20,11 @@ def ends_early(
     result: RoundResult,
     received: FederatedEvaluation | None,
 ) -> bool:
-    """Whether the rounds end early with `result`, which is not in `store` yet. If so, log why.
+    """Whether the rounds end early with `result`, which is not in `store` yet.
 
-    `received` is how the devices judge the model that the round started from.
+    Logs the reason if so.
+
+    `received` is the devices' judgement of the model that the round started from.
     """
     if config.early_stopping is None:
         return False
@@ -51,7 +53,7 @@ def note_early_end(
 ) -> None:
     """Store that the rounds end early after `round_`.
 
-    Unless they end `for_good`, they go on with another `early_stopping`.
+    Unless they end `for_good`, they go on if `early_stopping` is changed.
     """
     store.set_value(EARLY_STOP, f"for good {round_}" if for_good else _end(config, round_))
 

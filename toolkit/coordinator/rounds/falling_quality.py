@@ -11,22 +11,24 @@ FALLS = 3
 
 
 BEHIND = 5
-"""A warning also needs that none of this many newest models comes near the best one before them."""
+"""Another reason for a warning: none of this many newest models comes near the best earlier
+model."""
 WINDOW = 20
-"""The best one is looked for in this many newest models, so that a warning ends."""
+"""The best model is searched among this many newest models, so that a warning ends."""
 POINTS = 0.03
-"""Near is an accuracy that is lower by at most this much."""
+"""An accuracy is near another if it is lower by at most this much."""
 RISE = 0.1
-"""In a regression, near is a loss that is higher by at most this share."""
+"""In a regression, a loss is near another if it is higher by at most this share."""
 
 
 def falling(results: Sequence[RoundResult]) -> str | None:
     """Return a warning if the quality on held-out samples falls. Otherwise return None.
 
-    It falls if it fell in each of the last FALLS rounds, or if each of the BEHIND newest models is
-    clearly worse than the best one of earlier rounds. Single rounds may rise meanwhile. The quality
-    is the accuracy. In a regression, the quality falls if the loss rises. Without held-out samples,
-    it is the quality on the devices, which is not known yet for the last result.
+    The quality falls in two cases: it fell in each of the last FALLS rounds, or each of the BEHIND
+    newest models is clearly worse than the best model of earlier rounds. Single rounds may rise
+    meanwhile. The quality is the accuracy. In a regression, the quality falls if the loss rises.
+    Without held-out samples, the quality on the devices is used, which is not known yet for the
+    last result.
     """
     last = compared(results)[-WINDOW:]
     accuracies = [accuracy for _, (accuracy, _) in last if accuracy is not None]

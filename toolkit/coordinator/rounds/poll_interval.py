@@ -31,7 +31,7 @@ class PollInterval:
         self._since = clock()
 
     def seconds(self, rounds: Rounds) -> float:
-        """In how many seconds one device asks again. It asks sooner if `rounds` just changed."""
+        """Seconds until a device asks again. The time is shorter if `rounds` has just changed."""
         now, seen = self._clock(), (rounds.phase, rounds.round, rounds.places[0])
         if seen != self._seen:
             self._seen, self._since = seen, now

@@ -7,10 +7,10 @@ Without devices that judge the last model, `finished` follows at once. While a r
 a committee of devices may judge the new model.
 
 A device may leave at any time. Another device may take its place and trains from the next round on.
-A device that has stopped keeps its place, and no round waits for it until it asks for work again.
-A device that may not begin a round, because of its owner's conditions, is treated in the same way.
-A device that the operator has paused keeps its place, too, and gets no work until the pause ends.
-A round may be opened for some devices only, with a goal: it closes with that number of updates. The
+A device that has stopped keeps its place, and no round waits for it until it asks for work again. A
+device that may not begin a round, because of its owner's conditions, is treated in the same way. A
+device that the operator has paused keeps its place, too, and gets no work until the pause ends. A
+round may be opened for some devices only, with a goal: the number of updates that closes it. The
 other devices wait. If too few updates have come at the deadline, the round opens again for others.
 
 In asynchronous rounds, if a round closes without the update of a device, the device goes on. The
@@ -37,7 +37,7 @@ def fewest_updates(
 
     Args:
         waited_for: The number of devices that have sent an update or may still send one.
-        members: The devices that were members when the round opened and still are.
+        members: The devices that were members when the round opened, and still are members.
         min_updates: The value in the federation's file. The default is half of `waited_for`, and at
             least two if more than two devices are members.
         quorum: The number of updates that closes the round early. The default of `min_updates` is
@@ -201,8 +201,8 @@ class Rounds:
         asked = self.goal is None or device in self._opened
         if self.phase == "training" and offer is not None and asked and device in self.present:
             self._offers.setdefault(device, offer)
-            # It counts as present at the opening. Otherwise, if all had stopped, the first to come
-            # back would decide for all.
+            # The device counts as present at the opening. Otherwise, if all devices had stopped,
+            # the first device to come back would decide for all.
             self._opened |= {device}
             self._members |= {device}
 
@@ -214,7 +214,7 @@ class Rounds:
         if device not in self.updates:
             self._offers.pop(device, None)
         if self.phase == "training" and not self._offers:
-            self.phase = "aggregating"  # nobody is left to wait for: the round opens again
+            self.phase = "aggregating"  # no device is left to wait for: the round opens again
 
     def retract(self, device: str) -> None:
         """Drop the update of `device`. The open round waits for no other update of it."""
@@ -477,7 +477,7 @@ class Rounds:
         self._keep_flights()
         self.done += 1
         self.stopped_early = stop_early
-        # `diverged` is about the previous model. Without the updates it would blame the new one.
+        # `diverged` is about the previous model. It must not be used against the new model.
         self._offers, self.updates, self.diverged = {}, {}, set()
         if self.over:
             self.flights.clear()

@@ -19,7 +19,7 @@ from profiles.errors import UpdateError
 from profiles.text_formatting import counted
 
 SHORT_S = 30.0
-"""How long a step takes at most, except the one in which devices send their updates."""
+"""The longest duration of a step, except the step in which devices send their updates."""
 SMALL = "only {devices} trained {submodel}, and a secure sum needs {fewest}"
 
 
@@ -31,7 +31,7 @@ class RunningSum:
         sum: The state of the sum.
         signature: The coordinator's signature of the group.
         ends_at: When the present step ends.
-        failure: Why the sum has failed; None if it has not.
+        failure: Why the sum has failed; None if it has not failed.
     """
 
     sum: SecretSum
@@ -62,7 +62,7 @@ class RoundSums:
         self.has_begun = False
 
     def offer(self, submodel: str, member: SecureMember) -> bool:
-        """Note the keys of a device that has trained `submodel`; they replace earlier ones.
+        """Note the keys of a device that has trained `submodel`; they replace its earlier keys.
 
         Returns False if the sums have begun.
         """

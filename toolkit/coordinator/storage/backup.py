@@ -37,7 +37,7 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
         InputError: `state` holds no federation; a file in it is missing or damaged; `out` exists
             and `force` is not set; or `out` holds something else than a backup.
     """
-    with reading(state):  # is it a federation?
+    with reading(state):  # raises if it is not a federation
         pass
     check_apart(state, out)
     if out.exists() and not (out.is_dir() and is_empty(out)):
@@ -51,7 +51,7 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
                 _write_contents(temporary)
                 _check_contents(temporary)
             return
-        except FileNotFoundError:  # the end of a round has removed a file, or the key is new
+        except FileNotFoundError:  # the end of a round has removed a file, or the key was replaced
             if attempt == ATTEMPTS:
                 raise
 
@@ -75,7 +75,7 @@ def restore(copy: Path, state: Path) -> None:
                 )
             stack.callback(FolderLock(state).release)
         _check_contents(copy)
-        with reading(copy):  # is it a database of this version?
+        with reading(copy):  # raises if the database has another version
             pass
         with _told(state), new_folder(state, DATABASE) as temporary:
             for name in _contents(copy):
@@ -136,7 +136,7 @@ def _copy(state: Path, temporary: Path) -> None:
             copy_file(path, temporary / path.relative_to(state))
     with reading(state) as source:
         if source.execute(_KNOWN_KEY).fetchone() != key:
-            raise FileNotFoundError(KEY)  # it was replaced meanwhile: the backup begins again
+            raise FileNotFoundError(KEY)  # the key was replaced meanwhile: the backup begins again
     if (state / HISTORY).exists():
         copy_file(state / HISTORY, temporary / HISTORY)
     _copy_releases(state, temporary)
@@ -205,7 +205,7 @@ def _write_contents(temporary: Path) -> None:
 def _contents(copy: Path) -> dict[str, str]:
     """The files of the backup `copy` with their SHA-256.
 
-    Raises InputError if `copy` is no backup.
+    Raises InputError if `copy` is not a backup.
     """
     try:
         document = json.loads((copy / CONTENTS).read_bytes())

@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 Bundle = dict[str, FileEntry]
 INCOMING = "incoming"
 REFERENCE = "reference"
-"""The key in the table `meta` of what earlier updates were like."""
+"""The key in the table `meta` of the medians of earlier updates."""
 FLIGHTS = "flights"
 """The key in the table `meta` of the devices that train earlier rounds."""
 REFERENCED = """
@@ -83,8 +83,8 @@ SELECT sha256 FROM updates WHERE round > (SELECT max(round) FROM history) -
 class Store:
     """The state folder of one federation. `keep` says which models stay.
 
-    At the start, the newest and the best model are compared with their hashes; with `read_all`, all
-    kept models are. `lock` is the lock of the folder, if the caller holds it already.
+    At the start, the newest and the best model are compared with their hashes. With `read_all`, all
+    kept models are compared. `lock` is the lock of the folder, if the caller holds it already.
 
     Raises InputError, and changes nothing, if another process uses the folder or if its federation
     cannot be continued.
@@ -135,7 +135,7 @@ class Store:
         Marker.of(connection).write(self.folder)
 
     def _recover(self, read_all: bool) -> None:
-        """Restore what a kill or damage has left incomplete, as far as the rest allows."""
+        """Repair an incomplete state after a kill or damage, as far as possible."""
         with self._database.transaction() as db:
             marker = Marker.of(db)
             pending = db.execute("SELECT sha256 FROM uploads EXCEPT SELECT sha256 FROM updates")
@@ -224,7 +224,7 @@ class Store:
         return bundles if whole else {}
 
     def keep_flights(self, flights: Mapping[str, int]) -> None:
-        """Store which round each device trains that goes on after the end of this round."""
+        """Store the round of each device that goes on training after the end of this round."""
         self.set_value(FLIGHTS, json.dumps(flights, sort_keys=True))
 
     def flights(self) -> dict[str, int]:
@@ -304,9 +304,9 @@ class Store:
     ) -> None:
         """Keep the global model after a round, with its quality.
 
-        `received` is how the devices judge the model that they received in this round. `reference`
-        is for the limits of the next round; None keeps the stored `Reference`. `summed` are the
-        devices in secure sums, which have no records of updates.
+        `received` is the devices' judgement of the model that they received in this round.
+        `reference` is for the limits of the next round; None keeps the stored `Reference`. `summed`
+        are the devices in secure sums, which have no records of updates.
         """
         with self._unnamed() as put:
             entry = put(model)
@@ -407,7 +407,7 @@ class Store:
 
         With `bundles`, forget the bundles of this round, because they have the earlier settings.
         After a change of the model, its updates and the reference of the limits are forgotten, too.
-        Then `loss` says what the user's own loss computes.
+        Then `loss` describes the user's own loss.
         """
         with self._database.milestone() as db:
             self.settings.take_effect(db, round_, changes, checked)
@@ -489,7 +489,7 @@ class Store:
 
 
 def _forget_updates(db: sqlite3.Connection, round_: int) -> None:
-    """Forget all that has come for `round_` or is offered in it, in the transaction of `db`."""
+    """Forget everything that was received or offered in `round_`, in the transaction of `db`."""
     db.execute("DELETE FROM updates WHERE round >= ?", (round_,))
     for table in ("uploads", "bundles"):
         db.execute(f"DELETE FROM {table}")

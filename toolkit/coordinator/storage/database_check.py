@@ -12,7 +12,7 @@ from toolkit.coordinator.storage.federation_marker import Marker
 from toolkit.coordinator.storage.recoverable import recoverable
 
 JOURNAL = "-journal"
-"""SQLite adds this to a database's name for the journal, with which it undoes a transaction."""
+"""The suffix of the name of SQLite's journal, with which SQLite undoes a transaction."""
 
 
 def check_database(path: Path) -> Marker | None:

@@ -1,7 +1,7 @@
 """Checks a state folder before it is served. It changes nothing.
 
-If something is missing or damaged, either it can be restored from the rest, or the folder is
-refused. A folder that held a federation never begins a new one.
+If a file is missing or damaged, it can be restored from other files, or the folder is refused. A
+new federation never begins in a folder that held another federation.
 """
 
 import logging
@@ -25,13 +25,13 @@ DATABASE = "state.sqlite3"
 CONTENTS = "backup.json"
 """The file that makes a folder a backup."""
 WRITTEN_LATER = (MARKER, MODEL, HISTORY, "address")
-"""Files that `serve` writes once there is a database."""
+"""Files that `serve` writes only after the database exists."""
 
 
 def check_folder(folder: Path, needs_model: bool = True) -> None:
     """Check the state folder `folder`, which no process may be using.
 
-    `needs_model`: the model that the next round starts from has to be there.
+    `needs_model`: the model that the next round starts from must exist.
 
     Raises:
         InputError: If the folder held a federation that cannot be continued, or that has another

@@ -35,7 +35,7 @@ class IncomingFile:
         self._file = path.open("ab")
         self.size = path.stat().st_size
         if before is not None and before.size != self.size:
-            before = None  # its last bytes did not reach the disk
+            before = None  # the last bytes did not reach the disk
         self._digest: hashlib._Hash = _digest(path) if before is None else before._digest
 
     def write(self, piece: bytes) -> bool:
@@ -83,7 +83,7 @@ class IncomingFile:
         """Stop the request from writing; the received bytes stay."""
         with self._lock:
             self._ended = True
-            with suppress(OSError):  # the disk is full: the next request sees what has come
+            with suppress(OSError):  # full disk: the next request continues
                 self._file.close()
 
     def discard(self) -> None:
@@ -130,7 +130,7 @@ class IncomingFiles:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
             part = _PART.fullmatch(path.name)
-            if part is None:  # its process was stopped between two renames
+            if part is None:  # a process was stopped between two renames
                 path.unlink()
             else:
                 self._left[part["device"]] = path

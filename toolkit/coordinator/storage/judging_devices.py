@@ -37,7 +37,7 @@ class JudgingDevice:
 
 
 def judging_devices(folder: Path, round_: int) -> list[JudgingDevice]:
-    """How the devices judge the model of `round_`. The device with the worst figure comes first.
+    """How the devices judge the model of `round_`, the device with the worst figure first.
 
     The counts came with the updates of the next round that started from this model. Their records
     are kept for three rounds; later the list is empty. Devices whose update was left out are not in

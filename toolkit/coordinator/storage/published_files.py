@@ -1,4 +1,4 @@
-"""The files of the state folder that are for people and other programs."""
+"""Writes the files of the state folder that are for people and other programs."""
 
 import json
 import logging

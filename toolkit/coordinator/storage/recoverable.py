@@ -1,4 +1,4 @@
-"""Tells what can be recovered from a state folder that cannot be served."""
+"""Describes what can be recovered from a state folder that cannot be served."""
 
 import json
 from collections.abc import Iterator

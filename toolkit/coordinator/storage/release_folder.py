@@ -4,8 +4,9 @@ releases.json      all releases, one record each
 NUMBER/KIND/       the inference bundle for the devices of a kind
 NUMBER/KIND+training/  the bundle with which they may fine-tune it
 
-`edgetailor release` writes this folder, and the running coordinator reads it. A new release is a
-folder first; it exists when releases.json names it. So every change is one atomic write.
+`edgetailor release` writes this folder, and the running coordinator reads it. A new release is
+first written as a folder. It exists from the moment when releases.json names it. So every change is
+one atomic write.
 """
 
 import fcntl
@@ -31,7 +32,7 @@ KEPT = 2
 """How many releases of a kind keep their bundles: the newest, and the one to go back to."""
 
 MOST_RELEASES = 100
-"""How many releases are listed: in an endless federation, the list must not grow for ever."""
+"""The most listed releases: in an endless federation, the list must not grow forever."""
 
 Files = dict[str, FileEntry]
 
@@ -50,7 +51,7 @@ class Release(Struct, frozen=True, kw_only=True):
         withdrawn: Whether devices go back to the previous release.
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
-        fine_tune: For how many steps devices may train it on their own samples; 0 if they may not.
+        fine_tune: The most steps that devices may train it on their own samples; 0 if they may not.
         training: The files of the bundle for fine-tuning, by kind.
     """
 

@@ -1,4 +1,4 @@
-"""Reads the rounds of a state folder, also while `serve` runs, and goes back to one of them."""
+"""Reads the rounds of a state folder, also while `serve` runs. Also goes back to a round."""
 
 import json
 import sqlite3
@@ -48,12 +48,12 @@ class SavedRound:
         started_from: The round whose model was trained; None for round 0.
         best: Whether this is the best round so far.
         current: Whether the next round starts from its model.
-        devices: How the devices that received this model judged it; None if they did not.
+        devices: How the devices that received this model judged it; None if they did not judge it.
         held_out: Further figures on held-out data, such as figures of each class, or None.
         changes: The settings that changed before the round.
         left_out: Why an update was not used, by device.
         limited: What the limits changed in an update, by device.
-        privacy: What the rounds up to this one have spent of a privacy budget, or None.
+        privacy: The privacy budget that the rounds up to this one have spent, or None.
         staleness: In asynchronous rounds, how many updates had the staleness 0, 1, 2 and so on.
     """
 
@@ -160,7 +160,7 @@ def export_model(folder: Path, round_: int, out: Path, force: bool = False) -> N
 
 
 def model_file(folder: Path, round_: int) -> Path:
-    """The file of the global model after `round_`. Raises InputError if it is not there."""
+    """The file of the global model after `round_`. Raises InputError if it does not exist."""
     rounds = saved_rounds(folder)
     wanted = known_round(rounds, round_, folder)
     path = folder / FILES / wanted.model
@@ -187,7 +187,10 @@ def model_file(folder: Path, round_: int) -> Path:
 
 
 def known_round(rounds: Sequence[SavedRound], round_: int, folder: Path) -> SavedRound:
-    """The round `round_` of the state folder `folder`. Raises InputError if it is not there."""
+    """The round `round_` of the state folder `folder`.
+
+    Raises InputError if there is no such round.
+    """
     known = {saved.round: saved for saved in rounds}
     if round_ not in known:
         last = f"The last round that is over is {max(known)}." if known else "No round is over."
@@ -208,10 +211,10 @@ def roll_back(folder: Path, target: int) -> int:
         The number of that next round.
 
     Raises:
-        InputError: If `serve` runs on the folder, or if the model of `target` is not there.
+        InputError: If `serve` runs on the folder, or if the model of `target` does not exist.
     """
     model = model_file(folder, target)
-    # The current model may be damaged: going back repairs that.
+    # The current model may be damaged: going back repairs this.
     store = Store(folder, needs_model=False)
     try:
         number = store.rollback(target)

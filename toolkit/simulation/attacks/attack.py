@@ -78,7 +78,7 @@ def forged(trained: Trained, value: Callable[[TensorEntry], np.ndarray]) -> Rece
         new = value(entry)
         if is_variance(entry.stands_for or ""):
             new = np.maximum(new, 0)
-        with np.errstate(over="ignore"):  # infinite, as a device could send it
+        with np.errstate(over="ignore"):  # a device may send infinities
             tensors[entry.name] = new.astype(arrays[entry.name].dtype)
     return record, tensors
 

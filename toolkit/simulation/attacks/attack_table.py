@@ -1,4 +1,4 @@
-"""All attacks by name, and the checks whether an attack fits a model."""
+"""All attacks by name, and a check that an attack fits a model."""
 
 from collections.abc import Iterable
 

@@ -27,7 +27,7 @@ def scale(trained: Trained) -> Received:
 
 
 def reverse_scale(trained: Trained) -> Received:
-    """Send the reversed model: -s v. Of a factorized tensor, only one factor is multiplied.
+    """Send the reversed model: -s v. For a factorized tensor, only one factor is multiplied.
 
     Otherwise the signs of two factors would cancel. Statistics of batch norm stay as they are.
     """
@@ -75,7 +75,7 @@ def many_samples(trained: Trained) -> Received:
 
 
 def claim(trained: Trained) -> Received:
-    """Send the update as it is, and claim s times as many samples."""
+    """Send the unchanged update, and claim s times as many samples."""
     record, tensors = trained.update
     claimed = min(max(1, int(trained.strength * record.samples)), MOST_SAMPLES)
     return replace(record, samples=claimed), tensors

@@ -102,7 +102,7 @@ class HostileTraining:
         return backdoor_samples(*self.held_out, self._poison().trigger)
 
     def _poison(self) -> Poison:
-        assert self.highest is not None  # `check_attack` refuses others
+        assert self.highest is not None  # `check_attack` refuses other labels
         x, _ = self.held_out
         trigger = float(x.max()) if self.table.attack == "backdoor" else 0.0
         return Poison(self.highest, trigger)

@@ -42,7 +42,7 @@ def with_trigger(x: np.ndarray, value: float) -> np.ndarray:
 def backdoor_samples(
     x: np.ndarray, y: np.ndarray, trigger: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Held-out samples with the trigger, and TARGET as their labels; None without any.
+    """Held-out samples with the trigger, and TARGET as their labels; None if none are left.
 
     Samples of the class TARGET are left out. The accuracy on the rest is the backdoor's success.
     """

@@ -16,7 +16,7 @@ from toolkit.simulation.chunks import Chunk, ChunkTrainer, TrainedChunk
 from toolkit.simulation.simulation_config import SimulationConfig
 
 AHEAD = 4
-"""The most chunks for each worker that are submitted and whose results are not taken yet."""
+"""The most submitted chunks for each worker whose results were not taken yet."""
 
 
 class Engine(Protocol):

@@ -56,14 +56,14 @@ def start_forkserver() -> BaseContext:
     """
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    resource_tracker.ensure_running()  # the next start would do it and unblock Ctrl-C
+    resource_tracker.ensure_running()  # otherwise the next start would do this, and unblock Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # A worker that is interrupted while PyTorch loads would print an error about its queues. This
-    # empty process has no queues. Once it has started, the fork server has loaded PyTorch.
+    # empty process has no queues. When it has started, the fork server has loaded PyTorch.
     context.Process(target=int).start()
     return context
 
@@ -71,7 +71,7 @@ def start_forkserver() -> BaseContext:
 def _begin(setup: WorkerSetup, watched: Connection) -> None:
     """Make this process a worker."""
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C and ends all
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
     _worker = Worker(setup)
 

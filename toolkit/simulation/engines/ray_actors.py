@@ -34,7 +34,7 @@ class RayActors:
             here = "RAY_ADDRESS" not in os.environ
             path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
             ray.init(
-                # Without "local", Ray would join a Ray that already runs on this machine.
+                # Without "local", Ray would join a Ray cluster that already runs on this machine.
                 address="local" if here else None,
                 num_cpus=workers * setup.threads if here else None,
                 include_dashboard=False if here else None,

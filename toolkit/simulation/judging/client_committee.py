@@ -16,8 +16,8 @@ from toolkit.simulation.simulation_config import SimulationConfig
 from toolkit.simulation.torch_executor import TorchExecutor
 
 LIE = 1000.0
-"""A hostile member says that a model that lowers its loss raises it by this factor. Of a model that
-raises its loss, it says that it makes no errors."""
+"""If a model lowers the loss of a hostile member, the member claims that its loss rises by this
+factor. If a model raises the loss, the member claims that the model makes no errors."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class ClientCommittee:
         config: The federation's file.
         federation: The global model.
         data: The samples of a client.
-        hostile: Clients that vote against what they find.
+        hostile: Clients that vote against their own findings.
         executors: Evaluates the submodels; each is traced once.
     """
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ClientJudge:
-    """Aggregates the updates of a round, so that none makes the model clearly worse.
+    """Aggregates the updates of a round, so that no update makes the model clearly worse.
 
     Attributes:
         federation: The global model.
@@ -85,10 +85,10 @@ class ClientJudge:
         return evaluation
 
     def without_disagreeing(self, reason: str) -> Evaluation | None:
-        """Make the model again without the updates that point against the others.
+        """Make the model again without the updates that point against most others.
 
-        They are left out because of the votes in `reason`. If there are none, returns None, and
-        nothing changes.
+        They are left out because of the votes in `reason`. If there are no such updates, returns
+        None, and nothing changes.
         """
         inside = [client for client in self.files.clients if client not in self.left_out]
         new, self.federation.model = self.federation.model, self.federation.saved(self.before)
@@ -118,9 +118,9 @@ class ClientJudge:
         self.reference = self.reference.completed(own)
 
     def _fold(self, out: Set[int], weakened: Set[int] = frozenset()) -> Evaluation:
-        """The evaluation of the model without the updates of the clients `out`.
+        """The evaluation of the model without the updates of the clients in `out`.
 
-        Those of the clients `weakened` count with a part of their weight.
+        Updates of the clients in `weakened` count with a part of their weight.
         """
         self.federation.load(self.before)
         inside = [client for client in self.files.clients if client not in out]
@@ -155,7 +155,7 @@ class ClientJudge:
             return None
 
     def _influences(self) -> dict[str, float]:
-        """By how much each update raises the loss. Restores the model before the round."""
+        """How much each update raises the loss. Restores the model before the round."""
         after = self.federation.gradient(*self.held_out)
         self.federation.load(self.before)
         gradient = mean_gradient(self.federation.gradient(*self.held_out), after)

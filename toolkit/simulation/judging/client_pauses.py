@@ -8,7 +8,7 @@ from toolkit.aggregation.pause_rule import LAST, Harm, add_round
 
 
 class ClientPauses:
-    """The last rounds of each client, and in which of them its update did harm."""
+    """The last rounds of each client, and the rounds in which its update did harm."""
 
     def __init__(self) -> None:
         self._sent: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=LAST))

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SWEEP = "sweep.json"
 """The file that shows that a folder is of a sweep."""
 Watch = Callable[[int], AbstractContextManager[Observer]]
-"""Makes a context for a simulation of so many rounds, with a function that shows each round."""
+"""Makes a context for a simulation of this many rounds, with a function that shows each round."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing left to do.
+        """Whether all rounds are finished.
 
-        False if the loss is the user's own, because its code may have changed since.
+        False if the loss is the user's own, because its code may have changed.
         """
         folder = self.read()
         written = all((self.folder / name).is_file() for name in (MODEL, CURVES))

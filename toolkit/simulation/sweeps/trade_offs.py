@@ -14,12 +14,13 @@ from toolkit.toml_files import Values
 Cost: TypeAlias = Literal["bytes", "traffic", "memory", "simulated_s"]
 """Bytes of all clients; bytes of a device in a round; bytes of its memory; simulated seconds."""
 LAST = 5
-"""The score of a simulation is the mean of so many last rounds, as single rounds vary much."""
+"""The score of a simulation is the mean of this many last rounds, because single rounds vary
+much."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a device may need; None is no limit.
+    """The most that a device may need; None means no limit.
 
     Attributes:
         traffic: Bytes of a device in a round, in both directions.

@@ -9,7 +9,7 @@ Parts = tuple[Tensor, Tensor]
 
 
 def size(a: Tensor, b: Tensor) -> Tensor:
-    """|z|; its gradient at zero is zero, as PyTorch's."""
+    """|z|; as in PyTorch, its gradient at zero is zero."""
     found: Tensor = torch.linalg.vector_norm(torch.stack([a, b], -1), dim=-1)
     return found
 
@@ -98,4 +98,4 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Parts]] = {
     "resolve_neg": lambda a, b: (a, b),
     "adjoint": lambda a, b: (a.mT, -b.mT),
 }
-"""The function of each name of torch's."""
+"""The functions by their names in torch."""

@@ -184,7 +184,7 @@ def product(multiply: Callable[[Any, Any], Any], a: Any, b: Any) -> Pair:
 
 
 def compute(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `func`, the function of torch named `name`, returns for these arguments."""
+    """The result of `func`, the function of torch named `name`, for these arguments."""
     if name in SPECIAL:
         return SPECIAL[name](*args, **kwargs)
     if name in ELEMENTWISE:
@@ -450,4 +450,4 @@ SPECIAL: dict[str, Callable[..., Any]] = {
 }
 """Functions of torch with a form of their own."""
 IN_PLACE = ("add_", "sub_", "mul_", "div_", "neg_", "masked_fill_")
-"""Methods that write the result of the function without the underscore."""
+"""In-place methods, which write the result of the function without the underscore."""

@@ -97,7 +97,8 @@ def irfft(func: Any, input: Any, n: int | None = None, dim: int = -1, norm: Any 
     def transform(z: Pair) -> Tensor:
         size = 2 * (z.shape[-1] - 1) if n is None else n
         count = size // 2 + 1
-        # All frequencies but the first stand for two, and so does the last of an odd number.
+        # Each frequency except the first stands for two. The last one does this only if the number
+        # of points is odd.
         twice = np.full(count, 2.0)
         twice[0] = 1.0
         if size % 2 == 0:
@@ -252,4 +253,4 @@ FOURIER: dict[Any, Replacement] = {
     torch.view_as_complex: as_complex,
     torch.polar: polar,
 }
-"""What is recorded in place of functions that compute complex numbers."""
+"""Maps a function with complex results to the function that is recorded in its place."""

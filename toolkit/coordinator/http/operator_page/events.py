@@ -15,7 +15,8 @@ from toolkit.coordinator.http.operator_page.page_answers import (
 from toolkit.coordinator.operation.operator_sessions import Session
 
 TICK_S = 1.0
-"""Seconds between two looks at the federation. An open page loads at most that often."""
+"""Seconds between two checks of the federation for changes. An open page reloads at most this
+often."""
 KEEP_ALIVE_S = 20.0
 """After this many seconds without an event, a comment shows proxies that the stream is open."""
 MOST = 20

@@ -56,7 +56,7 @@ DEVICE_ACTIONS: dict[Action, tuple[str, str]] = {
         "Otherwise it can join with a token.",
     ),
 }
-"""What the button of each action says, and what the action does."""
+"""The label of the button of each action, and the effect of the action."""
 DONE: dict[Action, str] = {
     "pause": "is paused",
     "resume": "takes part again",
