@@ -1,4 +1,4 @@
-"""Branches of a model's code on values or random draws: a recording has all, and values choose one.
+"""Branches of a model on values or random draws: the graph computes all, and values choose one.
 
 Start with `decisions.py`.
 """

@@ -1,1 +1,1 @@
-"""How a model is recorded that divides batches, cuts sequences or fixes the number of samples."""
+"""Records models that divide batches, cut sequences or fix the number of samples."""
