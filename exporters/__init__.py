@@ -1,4 +1,4 @@
-"""From programs to deployable bundles: training steps as ordinary graphs.
+"""Exports programs as bundles for devices: training steps become ordinary graphs.
 
 Start with `export.py`. `recording/` records a model, and `programs/` turns it into training steps.
 `decompositions/` and `recurrence/` replace operators by forward operators. `onnx/` and `tflite/`

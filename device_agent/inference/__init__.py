@@ -1,1 +1,1 @@
-"""Predicting with a bundle on this device, without any training framework."""
+"""Predicts with a bundle on this device, without any training framework."""

@@ -1,4 +1,4 @@
-"""Tracking channels through a captured graph, and building the network with fewer channels.
+"""Tracks channels through a recorded graph, and builds the network with fewer channels.
 
 Start with `narrowing.py`. `channel_choice.py` says which channels stay. `channel_tracking.py`
 visits the operators of a graph. For each operator a rule in one of the `*_rules.py` modules states

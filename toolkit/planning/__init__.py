@@ -1,4 +1,4 @@
-"""Planning: list a model's submodels, predict their costs, and choose one for a device.
+"""Plans: lists the submodels of a model, predicts their costs, and chooses one for a device.
 
 Start with `plan.py`. The rules of the prediction are in `profiles/cost_model/`.
 """

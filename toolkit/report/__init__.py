@@ -1,4 +1,4 @@
-"""Draw profiles and evaluations as charts and tables, or compare two profiles: `edgetailor report`.
+"""`edgetailor report`: draws profiles and evaluations as charts and tables, compares two profiles.
 
 Start with `report_output.py`.
 """

@@ -1,4 +1,4 @@
-"""Simulates a federation: many clients on one machine or a cluster, no bundles, no network.
+"""Simulates a federation without bundles and network: many clients on a machine or a cluster.
 
 Start with `simulate.py`. `rounds.py` makes chunks of clients, and an engine of `engines/` trains
 them. `torch_executor.py` trains a client exactly as an agent would. `partition.py` shares the

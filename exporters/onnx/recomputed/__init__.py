@@ -1,1 +1,1 @@
-"""Computes activations again for the backward pass, so that they take no memory before it."""
+"""Computes activations again for the backward pass, which saves memory in the forward pass."""

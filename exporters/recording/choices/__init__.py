@@ -1,6 +1,4 @@
-"""Branches of a model's code on values or random draws.
-
-A recording has all branches; values choose.
+"""Branches of a model on values or random draws: the graph computes all, and values choose one.
 
 Start with `decisions.py`.
 """

@@ -1,1 +1,1 @@
-"""Recording of models that divide batches, cut sequences or fix the number of samples."""
+"""Records models that divide batches, cut sequences or fix the number of samples."""

@@ -1,1 +1,1 @@
-"""Commands with which an operator sees a running federation and acts on it."""
+"""Commands for the operator of a running federation."""

@@ -1,4 +1,4 @@
-"""The requests of devices: they join and leave, send updates, troubles and reports.
+"""Answers the requests of devices to join and leave, and to send updates, troubles and reports.
 
 These modules know no HTTP. `coordinator.py` calls them.
 """
