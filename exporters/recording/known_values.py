@@ -7,6 +7,7 @@ the values are computed in parallel with the recording.
 
 import re
 from collections.abc import Iterator, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -85,7 +86,8 @@ class KnownValues(TorchFunctionMode):
         unknown = any(
             value is None and isinstance(leaf, Tensor)
             for value, leaf in zip(values, leaves, strict=True)
-        ) or any(isinstance(leaf, torch.SymInt) for leaf in leaves)
+        )
+        unknown = unknown or not all(isinstance(leaf, Tensor) or is_fixed(leaf) for leaf in leaves)
         if written is not None:
             if unknown or memory(written) in self._own:
                 self._forget(args[0])
@@ -131,6 +133,25 @@ class KnownValues(TorchFunctionMode):
             if isinstance(part, Tensor):
                 self._known[id(part)] = part, value
         return result
+
+
+def is_fixed(value: object) -> bool:
+    """Whether an argument is the same for every batch: no size and no pair of a complex number."""
+    if isinstance(value, slice):
+        return all(map(is_fixed, (value.start, value.stop, value.step)))
+    return value is None or isinstance(value, FIXED)
+
+
+FIXED = (
+    int,
+    float,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    EllipsisType,
+)
 
 
 def memory(value: Tensor) -> int:

@@ -96,8 +96,7 @@ def test_a_device_that_spoils_three_models_is_paused_until_an_operator_resumes_i
         (status,) = [d for d in coordinator.status().devices if d.device == "desktop-2"]
         assert (status.state, status.note) == (
             "paused",
-            "paused by the judge: of its last 3 updates, it left out 3, those of the rounds 1, 2, "
-            "3",
+            "paused by the judge: of its last 3 updates, it left out 3, in the rounds 1, 2, 3",
         )
         (entry,) = coordinator.store.operator_log.entries(0, 9)
         assert (entry.who, entry.action, entry.target) == (JUDGE, "pause", "desktop-2")
@@ -165,7 +164,7 @@ def test_a_coordinator_that_was_killed_before_the_pause_pauses_at_its_start(tmp_
     pause_judged(again)
     assert again.rounds.paused == {device}
     assert store.operator_log.entries(0, 9)[-1].reason.endswith(
-        "of its last 4 updates, it left out 3, those of the rounds 4, 6, 7"
+        "of its last 4 updates, it left out 3, in the rounds 4, 6, 7"
     )
     store.close()
 
@@ -183,9 +182,7 @@ def test_only_more_than_half_of_the_last_updates_pause_a_device(tmp_path: Path) 
     assert coordinator.rounds.paused == {device}
     named = ", ".join(map(str, range(LAST + 1, LAST + 12)))
     reason = store.operator_log.decisions[device].reason
-    assert reason.endswith(
-        f"of its last {LAST} updates, it left out 11, those of the rounds {named}"
-    )
+    assert reason.endswith(f"of its last {LAST} updates, it left out 11, in the rounds {named}")
     store.close()
 
 
@@ -199,7 +196,7 @@ def test_updates_that_go_too_far_count_beside_three_that_are_left_out(tmp_path: 
     left_out_in(store, device, {7}, 7)
     pause_judged(coordinator)
     assert store.operator_log.decisions[device].reason.endswith(
-        "of its last 7 updates, it left out 3, and counted 4 in part, those of the rounds 1, 2, 3, "
+        "of its last 7 updates, it left out 3, and counted 4 in part, in the rounds 1, 2, 3, "
         "4, 5, 6, 7"
     )
     store.close()
