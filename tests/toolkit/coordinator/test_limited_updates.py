@@ -95,7 +95,7 @@ def test_the_judge_pauses_a_device_that_is_far_beyond_its_limit(tmp_path: Path, 
             return
         assert_soon(lambda: coordinator.rounds.paused == {limited})
         assert coordinator.store.operator_log.decisions[limited].reason == (
-            "by the judge: of its last 5 updates, it found 5 far beyond a limit, those of the "
+            "by the judge: of its last 5 updates, it found 5 far beyond a limit, in the "
             "rounds 1, 2, 3, 4, 5"
         )
 
