@@ -144,6 +144,8 @@ class BatchList(list[Tensor]):
         once: Tensor = join(list(super().__iter__()), dim)
         sizes: list[Any] = [1] * once.dim()
         sizes[dim] = self._size
+        if once.shape[dim] == 1:  # formats have a limit of axes, which `repeat` doubles
+            return once.expand([-1 if size == 1 else size for size in sizes])
         return once.repeat(sizes)
 
 
