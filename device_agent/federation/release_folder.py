@@ -3,9 +3,9 @@
 release.json       the current release, the previous release, and the refused releases
 releases/HASH/     the bundle whose manifest has this SHA-256
 
-A switch is one atomic write of release.json. Bundles are complete before the switch. Folders that
-release.json no longer names are removed after the switch. So a device that is killed at any moment
-has a whole model.
+A switch is one atomic write of release.json. Bundles are complete before the switch. After it, the
+agent removes the folders that are no longer named in release.json. So a device that is killed at
+any moment has a whole model.
 """
 
 import os

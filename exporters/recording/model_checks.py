@@ -187,7 +187,7 @@ def check_name(name: str) -> None:
     if set(name) & {'"', "\\"} or not name.isprintable():
         raise ModelError(
             "The name {name!r} contains a quotation mark, a backslash or a control character. "
-            "Recorded models cannot have such names. Rename its module.",
+            "Recorded models cannot have such names. Rename the module that has this name.",
             code="model.invalid-name",
             name=name,
         )

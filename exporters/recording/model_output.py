@@ -60,10 +60,10 @@ class OutputForm:
             named tuples are named by their keys and fields, other outputs are numbered from "0". A
             single tensor has the name "".
         left_out: For each other value, by name, the reason why it is not an output.
-        in_training: If the model returns further outputs in training mode, the name by which the
-            only output is found among them.
-        in_one_mode: The names in `left_out` of outputs that the model returns only in training or
-            only in inference, if its outputs have keys.
+        in_training: If there is one output, but the model returns more values in training mode: the
+            name of this output among these values.
+        in_one_mode: If the outputs have keys: those names in `left_out` that the model returns only
+            in training or only in inference.
         rows: Where the samples are in each output whose first axis is not the batch.
         integers: The type of each output that is not a float; it is packed as float32.
     """

@@ -147,7 +147,7 @@ class SignatureCheck:
             yield Step(feeds, outputs, number, len(batches), batch)
 
     def form(self, step: Step, form: str) -> Verdict:
-        """The verdict on a step of a form, compared with the plain graph."""
+        """The verdict of comparing the step of a form with that of the plain graph."""
         outputs = run(self.signature, self.graph, step.feeds, form)
         right = numbered(self.signature, step.outputs)
         by_output = errors(self.signature, outputs, right, step.feeds)

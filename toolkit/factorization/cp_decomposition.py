@@ -118,7 +118,7 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
 
 
 def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield X_(n) K_n (I_n, R) for each mode n in turn, with X = `target` and K_n as in `als`.
+    """Yield X_(n) K_n, of shape (I_n, R), for each mode n. X is `target`, and K_n as in `als`.
 
     The product of X and the factors before n, component by component, is kept from mode to mode (a
     chain of the dimension tree). All modes together then need only two large matrix products. The

@@ -80,7 +80,7 @@ class GlobalModel:
             if name.startswith((KEPT, MOMENT)):
                 raise ModelError(
                     "The tensor {tensor!r} of the model has a name that is reserved in weights "
-                    "files. Rename its module so that the name does not begin with {prefix!r}.",
+                    "files. Rename the module so that the name does not begin with {prefix!r}.",
                     code="model.reserved-name",
                     tensor=name,
                     prefix=name.partition("|")[0] + "|",

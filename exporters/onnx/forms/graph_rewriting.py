@@ -154,7 +154,7 @@ class GraphRewriting(ABC):
         return self.add("Transpose", [value], {"perm": axes}, shape=shape)
 
     def padded(self, value: Value, *pads: int) -> Value:
-        """Pad `value` with zeros. `pads` are the widths in front of all axes, then behind."""
+        """Pad `value` with zeros. `pads` are the widths before each axis, then after each."""
         if not any(pads):
             return value
         sizes = dims_of(value)

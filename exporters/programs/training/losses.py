@@ -85,7 +85,7 @@ class Objective:
 
 
 def class_count(shape: tuple[int, ...]) -> int:
-    """The size of the class axis of an output of `shape`, without the batch; 1 for (batch,).
+    """The size of an output's class axis; 1 if it has none. `shape` is without the batch.
 
     Examples:
         >>> class_count((10,)), class_count((128, 9)), class_count((21, 64, 64))

@@ -92,7 +92,7 @@ def with_own_gradient(kind: Any, *args: Any, **kwargs: Any) -> Any:
 def own_gradients() -> Iterator[list[str]]:
     """Context in which functions are recorded with their own gradients.
 
-    Yields a list, to which each call of a function adds its line.
+    Yields a list. Each call of such a function appends the user's line of the call.
     """
     calls: list[str] = []
     token = _CALLS.set(calls)

@@ -1,8 +1,8 @@
 """Replaces Python's `len`, `range`, `int`, `float` and `round` in a model's code or a loss.
 
 Python's functions return fixed numbers. The replacements let the length of a batch become a size
-that depends on the batch. The number of a recorded tensor stays a tensor, and a quotient of sizes,
-as in `int(x.shape[0] / 4)`, stays a size.
+that depends on the batch. `int` and `float` of a recorded tensor return a tensor. A quotient of
+sizes, as in `int(x.shape[0] / 4)`, stays a size.
 """
 
 import ast

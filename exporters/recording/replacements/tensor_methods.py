@@ -85,8 +85,8 @@ def set_data(_: Any, x: Tensor, value: Tensor) -> None:
         x.detach().copy_(value.detach())
         return
     raise ModelError(
-        "The model replaces the `data` of a tensor by values of another shape, or the `data` of a "
-        "result{place}. Compute with the new value instead, as in F.linear(x, weight[:8]).",
+        "The model assigns to `data`{place}, either values of another shape or to the `data` of a "
+        "computed result. Compute with the new value instead, as in F.linear(x, weight[:8]).",
         code="model.writes-own-tensor",
         place=called_place(),
     )

@@ -34,7 +34,7 @@ def trimmed_mean(changes: np.ndarray, share: float = TRIMMED) -> np.ndarray:
 def mean(changes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """The mean of each element over the updates that hold it, (m,), float64; NaN if none does.
 
-    `weights` (n,) are positive; None for the same weight.
+    `weights` (n,) are positive. If None, all updates have the same weight.
     """
     own = np.ones(len(changes)) if weights is None else weights
     held = own @ ~np.isnan(changes)

@@ -107,7 +107,7 @@ def _check_replaceable(out: Path) -> None:
     known = {CONTENTS, *_contents(out)} if (out / CONTENTS).is_file() else set()
     if not known or any(str(path.relative_to(out)) not in known for path in _files(out)):
         raise InputError(
-            "--force replaces only a backup without other files, and {path} is something else. "
+            "--force replaces a folder only if it has a backup and nothing else, unlike {path}. "
             "Give another path. Nothing was changed.",
             code="backup.replaces-other",
             path=str(out),

@@ -406,8 +406,8 @@ class Store:
         """Record that `changes` are in effect from `round_` on, with their audit entries.
 
         With `bundles`, forget the bundles of this round, because they have the earlier settings.
-        After a change of the model, its updates and the reference of the limits are forgotten, too.
-        Then `loss` describes the user's own loss.
+        If the model changes, forget its updates and the reference of the limits, too. In this case
+        `loss` is the description of the user's own loss.
         """
         with self._database.milestone() as db:
             self.settings.take_effect(db, round_, changes, checked)

@@ -103,7 +103,7 @@ export const ENGLISH = {
   leaves: {
     numbers: "the trained numbers of this device's part of the model",
     sums:
-      "if the coordinator learns only sums: masked numbers instead of the trained numbers, the counts and the " +
+      "if the coordinator learns only sums: masked numbers, which replace the trained numbers, the counts and the " +
       "errors. Also keys and encrypted parts of keys, with which only the sum can be read",
     counts: "how many examples you have, and how many steps this device has trained",
     loss: "how well the model fits your examples: a few numbers for each round",
@@ -114,7 +114,7 @@ export const ENGLISH = {
     inputs:
       "if the coordinator compares ranges: the range in which most values of your examples lie, rounded to two digits",
     name: "the name that you give this device",
-    browser: "a description of this device: browser, processor, model and number of cores, memory and free storage",
+    browser: "a description of this device: its browser, its model, the processor and its cores, memory and free storage",
     speed: "when this device trained, how fast it computes, and how much memory the training takes",
     doing:
       "what this device is doing, and why it pauses: you paused it, the page is hidden, the device is not charging " +
