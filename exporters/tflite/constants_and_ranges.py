@@ -3,18 +3,29 @@
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 
 from exporters.tflite import elementwise
-from exporters.tflite.lowering import Lowering, LoweringRules, Number, integer_range
+from exporters.tflite.lowering import (
+    Lowering,
+    LoweringRules,
+    Number,
+    as_float,
+    integer_range,
+)
 from exporters.tflite.tensor_layouts import UnsupportedError, Value
 
 aten = torch.ops.aten
 
 
 def full(lowering: Lowering, size: object, number: Number, **options: object) -> Value:
-    """A tensor filled with one number, which is stored once."""
-    rank = len(lowering.shape)
+    """A tensor filled with one number, which is stored once, or computed from the batch size."""
+    rank, shape, dtype = len(lowering.shape), lowering.shape, lowering.dtype
+    if isinstance(number, Value | sympy.Expr):
+        one = lowering.reshape(as_float(lowering, number), (1,) * rank)
+        lowering.shape, lowering.dtype = (1,) * rank, dtype
+        return elementwise.cast(lowering, Value.plain(one)).expanded(shape)
     values = np.full([1] * rank, number, lowering.dtype)
     return Value.plain(lowering.graph.constant(values)).expanded(lowering.shape)
 

@@ -5,6 +5,7 @@ does not have. All of them override the table that all writers share.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from functools import partial, reduce
 from typing import cast
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from exporters.decompositions import convolution
+from exporters.decompositions import convolution, shape
 from exporters.decompositions.average_pooling import corrected, windows
 from exporters.decompositions.decomposition import Decompositions, constant
 from exporters.decompositions.strided_slices import cut, stuff
@@ -168,7 +169,12 @@ def slice_scatter(
     if step == 1 and statically_known_true(part.shape[axis] == x.shape[axis]):
         return part
     if not isinstance(x.shape[axis], int):
-        return NotImplemented  # type: ignore[no-any-return]
+        if step != 1:
+            return NotImplemented  # type: ignore[no-any-return]
+        ahead_of = [aten.slice.Tensor(x, axis, 0, start)] if start != 0 else []
+        open_ended = end is None or (isinstance(end, int) and end >= sys.maxsize)
+        rest = [] if open_ended else [aten.slice.Tensor(x, axis, end, sys.maxsize)]
+        return torch.cat([*ahead_of, part, *rest], axis)
     first, last, _ = slice(start, end).indices(int(x.shape[axis]))
     if step != 1:
         axis %= x.dim()
@@ -241,6 +247,26 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.where(written, value, x)
 
 
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """`scatter_reduce`. An extreme is found among all elements of `src` for each place of `x`.
+
+    So its memory grows with the product of both sizes: TFLite has no operator for less.
+    """
+    if reduce not in ("amax", "amin"):
+        return shape.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+    dim %= x.dim()
+    places = torch.arange(x.shape[dim]).view(-1, *[1] * (x.dim() - dim))
+    here = index.unsqueeze(dim) == places
+    limit = torch.finfo(x.dtype).min if reduce == "amax" else torch.finfo(x.dtype).max
+    found = torch.where(here, src.unsqueeze(dim), limit)
+    found = found.amax(dim + 1) if reduce == "amax" else found.amin(dim + 1)
+    if include_self:
+        return torch.maximum(x, found) if reduce == "amax" else torch.minimum(x, found)
+    return torch.where(here.to(x.dtype).sum(dim + 1) > 0, found, x)
+
+
 def bucketize(
     x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
@@ -273,6 +299,7 @@ FORMS: Decompositions = {
     aten.isnan.default: is_nan,
     aten.isinf.default: is_infinite,
     aten.scatter.value: scatter_value,
+    aten.scatter_reduce.two: scatter_reduce,
     aten.var.correction: var,
     aten.var_mean.correction: var_mean,
     aten._log_softmax.default: log_softmax,

@@ -40,6 +40,7 @@ from layer_cases import (
     open_session,
 )
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
+from one_step import check_one_step
 from operator_rows import GROUPS, ROWS, recorded
 from oracles import Device, Plan
 from parameters import half_quick, some_long
@@ -469,3 +470,25 @@ def test_angles_read_no_memory_beyond_their_operands(seed: int, tmp_path: Path) 
     output = Predictor(tmp_path / "b").predict(x.numpy())
     with torch.no_grad():
         np.testing.assert_allclose(output, model(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+class OfTheBatch(nn.Module):
+    """Tensors filled with the size of the batch, parts of a joined batch, and extremes by place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, h = x.shape[0], self.first(x)
+        both = torch.cat([h, h.sin(), h.cos()])
+        h = both[size:][:size] * both[:size] / torch.full_like(h, 3 * size)
+        to = torch.tensor([0, 2, 2, 0, 3, 2]).expand_as(h)
+        largest = torch.zeros_like(h).scatter_reduce(1, to, h.detach(), "amax", include_self=False)
+        smallest = h.detach().scatter_reduce(1, to, h.detach().cos(), "amin")
+        return self.last(h + largest * h - smallest)
+
+
+def test_a_step_with_tensors_of_the_size_of_the_batch(seed: int, tmp_path: Path) -> None:
+    torch.manual_seed(seed)
+    check_one_step(OfTheBatch(), (4,), None, "tflite", tmp_path)
