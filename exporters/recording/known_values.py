@@ -7,6 +7,7 @@ the values are computed in parallel with the recording.
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import EllipsisType
 from typing import Any
 
@@ -103,7 +104,8 @@ class KnownValues(TorchFunctionMode):
         if not self._following:
             return None
         if type(tensor) is Tensor:  # recorded tensors are of other types
-            self._own.add(memory(tensor))
+            with suppress(RuntimeError):  # a tensor inside `vmap` has no memory of its own
+                self._own.add(memory(tensor))
             return tensor if tensor.numel() <= LARGEST else None
         if id(tensor) in self._known:
             return self._known[id(tensor)][1]

@@ -430,6 +430,14 @@ def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor])
 
 def check_finite(values: Tensor, what: str) -> None:
     """Raise ModelError if the model's own output or gradient holds nan or infinity."""
+    if torch.isneginf(values).any() and not (torch.isnan(values) | torch.isposinf(values)).any():
+        raise ModelError(
+            "The model's {what} on a batch of random samples contains minus infinity. It must be "
+            "finite. If places are masked, give them a large negative number, as in "
+            "masked_fill(mask, -1e9).",
+            code="model.result-not-finite",
+            what=what,
+        )
     if not torch.isfinite(values).all():
         raise ModelError(
             "The model's {what} on a batch of random samples contains nan or infinity, for example "

@@ -37,7 +37,7 @@ INPUT_HELP = (
 RANGE_HELP = (
     "Range of the numbers in a sample, such as 0:4 for whole numbers or 0.0:1.0. Random samples "
     "are drawn from this range; without it, they are standard normal. Needed if the numbers are "
-    "ids."
+    "ids. With --input, it is the range of all inputs that are numbers."
 )
 EXAMPLE_HELP = (
     "File with a few real samples (.npz with x, or with x_NAME for each of several inputs, or "
@@ -163,10 +163,9 @@ def inputs_of(
     """The samples as --input-shape or --input, and --input-range or --example describe them."""
     if (shape is None) == (not texts):
         raise click.UsageError("Give --input-shape, or --input for each of several inputs.")
-    if text is not None and (example is not None or texts):
+    if text is not None and example is not None:
         raise click.UsageError(
-            "--input-range cannot be combined with --example or --input. Leave out --input-range, "
-            "or leave out the others."
+            "--input-range cannot be combined with --example. Leave out one of them."
         )
     parts = parse_inputs(texts)
     sizes = (packed_size(parts),) if shape is None else shape

@@ -139,7 +139,8 @@ def build_model(reference: str, seed: int) -> nn.Module:
             returned=kind,
             article=article,
         )
-    return in_trainable_form(model)
+    # A training loop begins with this call: a model's own `train` may freeze parameters.
+    return in_trainable_form(model.train())
 
 
 def in_trainable_form(model: nn.Module) -> nn.Module:

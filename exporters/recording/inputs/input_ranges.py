@@ -72,7 +72,10 @@ def with_input_range(model: Model, input_range: InputRange) -> Model:
 def input_range_of(model: nn.Module) -> InputRange:
     """The range that was set for the samples of `model`; empty if there is none."""
     known: InputRange = getattr(model, ATTRIBUTE, ())
-    return known or range_of_parts(parts_of_model(model))
+    parts = parts_of_model(model)
+    if len(known) == 1:  # one range, which is not that of ids
+        return range_of_parts(parts, known[0]) or known
+    return known or range_of_parts(parts)
 
 
 def with_inputs(model: Model, inputs: Inputs) -> Model:

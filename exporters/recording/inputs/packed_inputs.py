@@ -240,11 +240,14 @@ def indexed_rows(graph: GraphModule, parts: Sequence[Part]) -> dict[str, list[in
     return rows
 
 
-def range_of_parts(parts: Sequence[Part]) -> InputRange:
-    """The range of packed samples: ids are below their limit, other numbers standard normal."""
+def range_of_parts(parts: Sequence[Part], other: Interval | None = None) -> InputRange:
+    """The range of packed samples: ids are below their limit, other numbers in the range `other`.
+
+    Without `other`, they are standard normal.
+    """
     numbers: list[Interval] = []
     for part in parts:
-        own = Interval()
+        own = other or Interval()
         if part.dtype == "int64":
             own = Interval(low=0.0, high=float((part.limit or SAFE_LIMIT) - 1), whole=True)
         numbers += [own] * size_of(part)

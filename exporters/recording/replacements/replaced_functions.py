@@ -6,8 +6,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
-from torch.nn.modules import transformer
+from torch import Tensor, nn
+from torch.nn.modules import adaptive, transformer
 from torch.utils import checkpoint
 
 from exporters.recording.replacements.packed_sequences import padded_sequences
@@ -46,6 +46,16 @@ class NoCheckpoint:
         return function(*args)
 
 
+def all_classes(layer: nn.AdaptiveLogSoftmaxWithLoss, input: Tensor, target: Tensor) -> Any:
+    """Compute the log-probabilities of all classes, and choose those of the targets.
+
+    PyTorch computes clusters only if some target is in them.
+    """
+    chosen = layer.log_prob(input).gather(1, target.reshape(-1, 1))
+    output = chosen.reshape(target.shape)
+    return adaptive._ASMoutput(output, (-output).mean())
+
+
 @contextmanager
 def as_on_devices() -> Iterator[None]:
     """Context without autocast, because devices compute in float32, and without checkpoints."""
@@ -61,11 +71,12 @@ def as_on_devices() -> Iterator[None]:
 def replaced_functions() -> Iterator[None]:
     """Context in which transformers do not compare masks, and packing keeps padding.
 
-    Autocast and checkpoints change nothing.
+    Adaptive softmax computes all classes. Autocast and checkpoints change nothing.
     """
     with (
         LOCK,
         patch.object(transformer, "_detect_is_causal_mask", is_declared_causal),
+        patch.object(nn.AdaptiveLogSoftmaxWithLoss, "forward", all_classes),
         padded_sequences(),
         as_on_devices(),
     ):

@@ -207,12 +207,14 @@ def test_changes_of_samples(tmp_path: Path) -> None:
         assert drawing == expected
 
 
-def test_a_range_does_not_go_with_several_inputs(tmp_path: Path) -> None:
-    wrong = (
-        "--input-range cannot be combined with --example or --input. Leave out --input-range, "
-        "or leave out the others."
-    )
-    given = ("--input-range", "0:4")
-    assert refused(tmp_path, "inspect", TOWERS, *INPUTS, *given) == wrong
+def test_a_range_is_that_of_the_inputs_that_are_numbers(tmp_path: Path) -> None:
+    given = ("--input-range", "2.0:3.0")
+    arguments = (TOWERS, *INPUTS, *given, "--batch", 4, "--out", "bundle")
+    drawn = synthetic(open_bundle(exported(tmp_path, 507, "2\\.0 kB", *arguments)), 200).x
+    assert drawn[:, 0].max() > 20  # ids
+    assert drawn[:, 2:].min() >= 2
+    assert drawn[:, 2:].max() <= 3
     shape = ("--input-shape", "4", "--example", "rows.npz")
-    assert refused(tmp_path, "inspect", TOWERS, *shape, *given) == wrong
+    assert refused(tmp_path, "inspect", TOWERS, *shape, *given) == (
+        "--input-range cannot be combined with --example. Leave out one of them."
+    )

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import re
 import threading
 from collections import OrderedDict
@@ -186,6 +187,10 @@ UNFIT: dict[str, tuple[Change, str, dict[str, object], str]] = {
     "double": (lambda _, y: y.double(), OUTPUT, {"dtype": "torch.float64"}, "float32"),
     "whole numbers": (lambda _, y: y.long(), OUTPUT, {"dtype": "torch.int64"}, "float32"),
     "roots": (lambda _, y: (y - 9).sqrt(), "model.result-not-finite", {"what": "output"}, "output"),
+    "masked": (
+        lambda _, y: y.masked_fill(y > 0, -math.inf),
+        *("model.result-not-finite", {"what": "output"}, r"masked_fill\(mask, -1e9\)"),
+    ),
     "steep": (
         lambda _, y: (y * 0).sqrt(),
         *("model.result-not-finite", {"what": "gradient"}, "gradient"),

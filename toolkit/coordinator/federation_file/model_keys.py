@@ -48,10 +48,8 @@ class ModelKeys(Table):
     def _range_is_one(self) -> Self:
         if self.input_range is None:
             return self
-        if self.example is not None or self.inputs:
-            raise ValueError(
-                "`input_range` cannot be combined with `example` or `inputs`: remove one of them"
-            )
+        if self.example is not None:
+            raise ValueError("`input_range` cannot be combined with `example`: remove one of them")
         try:
             range_between(*self.input_range)
         except InputError as error:
