@@ -166,7 +166,7 @@ export const GERMAN: Words = {
   waitingFor: (joined, expected) =>
     `Warten auf andere Geräte: ${joined} von ${expected} sind angemeldet`,
   round: (round, rounds) => (rounds === 0 ? `Runde ${round}` : `Runde ${round} von ${rounds}`),
-  epoch: (epoch, epochs) => `Durchgang ${epoch} von ${epochs} durch Ihre Daten`,
+  epoch: (epoch, epochs) => `Durchgang ${epoch} von ${epochs}`,
   minutesLeft: (minutes) =>
     minutes < 1
       ? "Noch weniger als eine Minute in dieser Runde."
