@@ -248,7 +248,7 @@ def check_places(out: Path, *, check: bool | None = None, force: bool = False) -
 
 
 def failed_place(out: Path) -> Path:
-    """The folder that keeps a bundle for `out` that failed verification."""
+    """The folder of a bundle that was meant for `out` but failed verification."""
     return out.with_name(f"{out.name}.failed-verification")
 
 

@@ -30,9 +30,9 @@ def choose_cut(cutter: Cutter, spec: Spec, batch: int, load: Load | None = None)
     """
     if not cutter.points:
         raise SpecError(
-            "{spec!r}: this model cannot be cut. Each position has one of these obstacles: a side "
-            "without parameters of its own, a batch norm that both sides use, or a value that the "
-            "second side needs and that has no axis for the samples.",
+            "{spec!r}: this model cannot be cut. At each possible cut there is one of these "
+            "obstacles: one of the two parts has no parameters of its own, both use the same batch "
+            "norm, or the second part needs a value that has no axis for the samples.",
             code="spec.no-cut-point",
             spec=str(spec),
         )

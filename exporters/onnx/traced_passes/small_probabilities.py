@@ -1,4 +1,4 @@
-"""Computes sigmoids precisely where their logarithm is taken, as binary cross-entropy does."""
+"""Computes a sigmoid with high precision if its logarithm is taken, as in binary cross-entropy."""
 
 import torch
 from torch.fx import GraphModule, Node

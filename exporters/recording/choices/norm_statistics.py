@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def statistics_of_some_paths(graphs: Sequence[GraphModule]) -> set[str]:
-    """The names of the running means of batch norms that `graphs` run differently often."""
+    """The running means of those batch norms that not all `graphs` run equally often."""
     counts = [Counter(map(running_mean, norms_in(graph.graph))) for graph in graphs]
     names = {name for count in counts for name in count}
     return {name for name in names if len({count[name] for count in counts}) > 1}

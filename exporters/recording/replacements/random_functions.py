@@ -223,7 +223,7 @@ DRAWS: dict[Any, Replacement] = {
 def uniform_draws(
     more: Mapping[Any, Replacement] | None = None, context: type[Replacements] = Replacements
 ) -> Iterator[None]:
-    """Context in which models draw uniform numbers alone; `more` are other replacements.
+    """Context in which models draw only uniform numbers; `more` has further replacements.
 
     The replacements are made by `context`.
 

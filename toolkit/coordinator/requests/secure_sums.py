@@ -131,7 +131,10 @@ class SecureSums(FederationState):
         self._expecting(device, round_, "input")
 
     def _expecting(self, device: Device, round_: int, step: Step) -> SecretSum:
-        """The sum whose `step` `device` may answer. Raises RefusalError (409) if there is none."""
+        """The secure sum in which `device` may now answer `step`.
+
+        Raises RefusalError (409) if there is none.
+        """
         own = None if self.sums is None else self.sums.expecting(device.id, step)
         if own is None or round_ != self.rounds.round:
             raise self._without(device, round_)
