@@ -331,8 +331,9 @@ class MaskedValues(TorchFunctionMode):
 
 def of_all(options: dict[str, Any]) -> bool:
     """Whether these options of a reduction leave it one of all elements, in the usual norm."""
-    own = [value for key, value in options.items() if key not in ("unbiased", "correction")]
-    return all(value is None or value is False or value in ("fro", 2) for value in own)
+    own = {key: value for key, value in options.items() if key not in ("unbiased", "correction")}
+    norm = own.pop("p", 2)
+    return norm in ("fro", 2) and all(value is None or value is False for value in own.values())
 
 
 def chosen_columns(whole: Tensor, mask: Tensor, count: Any) -> Tensor:

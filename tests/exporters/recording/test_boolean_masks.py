@@ -260,7 +260,20 @@ def above_the_diagonal(h: Tensor) -> Tensor:
     return h * (h @ h.T)[above].view(h.shape[0], -1).sum()
 
 
-OTHERS = [above_the_diagonal, changed_between, as_a_list, clamped, filled, by_a_tensor]
+def along_an_axis(h: Tensor) -> Tensor:
+    cubes = h.view(-1, 2, 2, 2)
+    return h + cubes[h[:, 0] > 0].var(dim=2).sum()
+
+
+OTHERS = [
+    along_an_axis,
+    above_the_diagonal,
+    changed_between,
+    as_a_list,
+    clamped,
+    filled,
+    by_a_tensor,
+]
 OTHERS += [positions_of_an_older_mask, of_two_masks]
 
 
