@@ -26,8 +26,8 @@ from exporters.programs.output_parts import (
 )
 from exporters.programs.recorded_graph import MINIMUM_BATCH
 from exporters.programs.training.losses import Measure, Objective
+from exporters.recording.graph_checks import check_draws_nothing, check_operators, check_sizes
 from exporters.recording.graph_cleanup import clean_up
-from exporters.recording.model_checks import check_draws_nothing, check_operators, check_sizes
 from exporters.recording.model_output import NONE, OutputForm
 from exporters.recording.torch_export import exported
 from profiles.errors import ModelError

@@ -28,19 +28,17 @@ from exporters.programs.sample_ranges import describe_input
 from exporters.programs.tracing import DTYPES
 from exporters.recording.captured import Captured
 from exporters.recording.fixed_draws import fix_draws
+from exporters.recording.graph_checks import (
+    check_deterministic,
+    check_operators,
+    check_sizes,
+    check_writes,
+)
 from exporters.recording.graph_cleanup import clean_up
 from exporters.recording.inputs.input_ranges import checked_range, input_range_of
 from exporters.recording.inputs.input_shapes import wrong_input_shape
 from exporters.recording.inputs.packed_inputs import check_one_input, parts_of_model, with_limits
-from exporters.recording.model_checks import (
-    check_deterministic,
-    check_operators,
-    check_output,
-    check_parameters,
-    check_sizes,
-    check_writes,
-    name_batch,
-)
+from exporters.recording.model_checks import check_output, check_parameters, name_batch
 from exporters.recording.model_output import OutputForm, names_in_both, return_packed_output
 from exporters.recording.parameter_writes import take_out_writes
 from exporters.recording.recording_comparison import check_recording, check_rows

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from exporters.programs import source_lines
 from exporters.programs.changed_parameters import WRITES
 from exporters.programs.recorded_graph import is_impure, keeps_new_value, names_of_kept_values
-from exporters.recording.model_checks import draws
+from exporters.recording.graph_checks import draws
 from profiles.errors import ModelError
 
 aten = torch.ops.aten

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
-from exporters.recording.replacements.python_functions import modules_of
+from exporters.recording.replacements.python_code.python_functions import modules_of
 from profiles.errors import ModelError
 
 PYTHONS: Any = vars(random)["_inst"]

@@ -28,9 +28,9 @@ from exporters.recording.choices.decisions import (
 from exporters.recording.choices.independent_choices import independent_choices
 from exporters.recording.choices.merged_paths import NotMerged, merged
 from exporters.recording.functional_form import make_functional
+from exporters.recording.graph_checks import check_vmap, reads_number
 from exporters.recording.graph_cleanup import inline_regions, use_first_names
 from exporters.recording.known_values import KnownValues
-from exporters.recording.model_checks import check_vmap, reads_number
 from exporters.recording.random_draws import (
     RandomDraws,
     decides_at_random,
@@ -38,16 +38,16 @@ from exporters.recording.random_draws import (
     line_of_draw,
 )
 from exporters.recording.replacements.assigned_buffers import assignments_write
-from exporters.recording.replacements.boolean_masks import MaskedValues
 from exporters.recording.replacements.complex_numbers.complex_context import ComplexPairs
 from exporters.recording.replacements.complex_numbers.fourier import FOURIER
 from exporters.recording.replacements.custom_gradients import recorded_functions
-from exporters.recording.replacements.index_forms import integers_stay_tensors
+from exporters.recording.replacements.function_forms.index_forms import integers_stay_tensors
+from exporters.recording.replacements.function_forms.recorded_forms import FORMS
 from exporters.recording.replacements.inner_gradients import GRADIENTS, compute_gradients
-from exporters.recording.replacements.python_draws import python_draws
-from exporters.recording.replacements.python_functions import python_functions
+from exporters.recording.replacements.masks.boolean_masks import MaskedValues
+from exporters.recording.replacements.python_code.python_draws import python_draws
+from exporters.recording.replacements.python_code.python_functions import python_functions
 from exporters.recording.replacements.random_functions import uniform_draws
-from exporters.recording.replacements.recorded_forms import FORMS
 from exporters.recording.replacements.replaced_functions import replaced_functions
 from exporters.recording.shared_tensors import tensors_by_all_names
 from exporters.recording.sizes.cut_sequences import CUTS, CutSequences

@@ -11,7 +11,7 @@ from torch import nn
 from exporters.recording.inputs.input_ranges import with_inputs
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from exporters.recording.replacements.complex_numbers.complex_parameters import with_real_parameters
-from exporters.recording.replacements.sparse_matrices import with_sparse_matrices
+from exporters.recording.replacements.function_forms.sparse_matrices import with_sparse_matrices
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model

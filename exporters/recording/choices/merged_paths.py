@@ -29,8 +29,8 @@ from exporters.recording.choices.norm_statistics import (
     updates_statistics,
 )
 from exporters.recording.functional_form import alike
+from exporters.recording.graph_checks import draws
 from exporters.recording.graph_cleanup import only_counts
-from exporters.recording.model_checks import draws
 
 aten = torch.ops.aten
 CHOICES = "chooses between paths"

@@ -1,8 +1,8 @@
 """Replaces functions of torch while a model that calls them is recorded.
 
-`recorded_forms.py` lists the functions that are computed with operators that both formats have.
-`replaced_functions.py` replaces functions that branch on the values of tensors. Each of the other
-files has one subject: sequences of different lengths, random numbers, statistics, cumulative
-products, and gradients that the model defines itself. Complex numbers and Fourier transforms have a
-folder, `complex_numbers`.
+`function_forms/` has the functions that are computed with other operators, and `masks/` has
+selections by masks. `python_code/` is for Python's own functions, and `complex_numbers/` for
+complex numbers and Fourier transforms. `replaced_functions.py` replaces functions that branch on
+the values of tensors. Each of the other files has one subject, such as random numbers, sequences of
+different lengths, and gradients that the model defines itself.
 """

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from exporters.recording.captured import Captured
 from exporters.recording.recording_comparison import check_graph, random_samples
-from exporters.recording.replacements.index_forms import cut_by_value
+from exporters.recording.replacements.function_forms.index_forms import cut_by_value
 from exporters.recording.sizes.cut_sequences import CUTS, Cutting, SameDraws
 from profiles.errors import ModelError
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from exporters.programs import source_lines
 from exporters.programs.seeded_random import DRAW, UNIFORM, SeededBernoulli
-from exporters.recording.replacements.index_forms import CUT_LINES, CutLine
+from exporters.recording.replacements.function_forms.index_forms import CUT_LINES, CutLine
 
 aten = torch.ops.aten
 CUTS = "lines that cut sequences"

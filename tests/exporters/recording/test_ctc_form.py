@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from exporters.recording.replacements.ctc_form import ctc_loss
+from exporters.recording.replacements.function_forms.ctc_form import ctc_loss
 from exporters.recurrence.replacements import Replacements
 
 STEPS, CLASSES, ROWS, WIDTH = 9, 5, 6, 4

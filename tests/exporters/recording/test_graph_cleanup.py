@@ -6,7 +6,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule
 
 from exporters.recording.capture import capture
-from exporters.recording.graph_cleanup import fold_double_constants
+from exporters.recording.graph_constants import fold_double_constants
 
 aten = torch.ops.aten
 

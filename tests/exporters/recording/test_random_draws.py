@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exporters.recording.capture import capture
-from exporters.recording.replacements.python_draws import python_draws
+from exporters.recording.replacements.python_code.python_draws import python_draws
 from parameters import quarter_quick
 from refusals import refused
 

@@ -13,7 +13,7 @@ from between_layers import Between, Compute
 from exporters.recording.capture import capture
 from exporters.recording.replacements.complex_numbers.fourier import FOURIER
 from exporters.recording.replacements.custom_gradients import own_gradients, recorded_functions
-from exporters.recording.replacements.recorded_forms import FORMS as FORMS_OF_TORCH
+from exporters.recording.replacements.function_forms.recorded_forms import FORMS as FORMS_OF_TORCH
 from exporters.recurrence.replacements import Replacements
 from parameters import half_quick, quarter_quick
 from refusals import refused

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exporters.recording.replacements.small_matrices import SMALL_MATRICES
+from exporters.recording.replacements.function_forms.small_matrices import SMALL_MATRICES
 from exporters.recurrence.replacements import Replacements
 
 

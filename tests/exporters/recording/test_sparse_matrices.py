@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.capture import capture
-from exporters.recording.replacements.sparse_matrices import with_sparse_matrices
+from exporters.recording.replacements.function_forms.sparse_matrices import with_sparse_matrices
 from refusals import refused
 
 LAYOUTS = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exporters.recording.replacements.index_forms import constant, eye
+from exporters.recording.replacements.function_forms.index_forms import constant, eye
 from exporters.recurrence.replacements import Replacement
 
 

@@ -16,8 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from exporters.recording.replacements.masked_index import MaskedIndexes, Pairs, same_size, viewed
-from exporters.recording.replacements.masks_by_size import MasksBySize
+from exporters.recording.replacements.masks.masked_index import (
+    MaskedIndexes,
+    Pairs,
+    same_size,
+    viewed,
+)
+from exporters.recording.replacements.masks.masks_by_size import MasksBySize
 
 COMPARISONS = tuple(
     name for word in ("eq", "ne", "lt", "le", "gt", "ge") for name in (word, f"__{word}__")

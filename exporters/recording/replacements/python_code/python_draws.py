@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.choices.decisions import RANGE
-from exporters.recording.replacements.python_functions import modules_of
+from exporters.recording.replacements.python_code.python_functions import modules_of
 from exporters.recording.replacements.random_functions import no_uniform_form
 from exporters.recurrence.replacements import LOCK
 

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from exporters.programs.source_lines import called_place
-from exporters.recording.replacements.ctc_form import ctc_loss
-from exporters.recording.replacements.cumulative import CUMULATIVE
-from exporters.recording.replacements.index_forms import INDEXING
-from exporters.recording.replacements.multilabel_margin import multilabel_margin_loss
-from exporters.recording.replacements.python_functions import join
-from exporters.recording.replacements.recurrent_cells import RECURRENT_CELLS
-from exporters.recording.replacements.small_matrices import SMALL_MATRICES
-from exporters.recording.replacements.sparse_matrices import SPARSE_MATRICES
-from exporters.recording.replacements.statistics import STATISTICS
-from exporters.recording.replacements.tensor_methods import TENSOR_METHODS
+from exporters.recording.replacements.function_forms.ctc_form import ctc_loss
+from exporters.recording.replacements.function_forms.cumulative import CUMULATIVE
+from exporters.recording.replacements.function_forms.index_forms import INDEXING
+from exporters.recording.replacements.function_forms.multilabel_margin import multilabel_margin_loss
+from exporters.recording.replacements.function_forms.recurrent_cells import RECURRENT_CELLS
+from exporters.recording.replacements.function_forms.small_matrices import SMALL_MATRICES
+from exporters.recording.replacements.function_forms.sparse_matrices import SPARSE_MATRICES
+from exporters.recording.replacements.function_forms.statistics import STATISTICS
+from exporters.recording.replacements.function_forms.tensor_methods import TENSOR_METHODS
+from exporters.recording.replacements.python_code.python_functions import join
 from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 

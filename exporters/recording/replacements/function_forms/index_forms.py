@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from exporters.programs import source_lines
 from exporters.programs.torch_internals import replaced
-from exporters.recording.replacements.python_functions import BatchRange
+from exporters.recording.replacements.python_code.python_functions import BatchRange
 from exporters.recurrence.replacements import Replacement
 from profiles.errors import ModelError
 
