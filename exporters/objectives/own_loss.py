@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Set
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,14 @@ from exporters.programs.training.losses import Measure, Objective
 from exporters.recording.graph_checks import check_draws_nothing, check_operators, check_sizes
 from exporters.recording.graph_cleanup import clean_up
 from exporters.recording.model_output import NONE, OutputForm
+from exporters.recording.replacements.custom_gradients import own_gradients
 from exporters.recording.torch_export import exported
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean, said_by
 
 Loss = Callable[[Any, Any], object]
+TAKEN = (LOSS, CORRECT, ABSOLUTE)
+"""Names that evaluations give to other numbers. A metric of the user gets `own_` before it."""
 RETURNS = (
     "It must return the loss of each sample (batch,), or one number for the batch. For metrics, it "
     "must return a pair: such a loss, and a dictionary of metrics (batch,)"
@@ -86,8 +90,10 @@ def load_loss(reference: str) -> Loss:
     return function
 
 
-def own_objective(reference: str, outputs: OutputForm) -> Objective:
+def own_objective(reference: str, outputs: OutputForm, with_gradients: bool = False) -> Objective:
     """The objective of the user's own loss for a model with these outputs.
+
+    With `with_gradients`, functions in the loss that define their own gradients keep these.
 
     Raises:
         ModelError: The loss cannot be imported or recorded, or an output cannot be passed to it.
@@ -102,15 +108,18 @@ def own_objective(reference: str, outputs: OutputForm) -> Objective:
             loss=reference,
             outputs=", ".join(outputs.left_out),
         )
-    return _recorded_objective(function, reference, outputs)
+    return _recorded_objective(function, reference, outputs, with_gradients)
 
 
 @lru_cache(maxsize=64)
-def _recorded_objective(function: Loss, reference: str, form: OutputForm) -> Objective:
+def _recorded_objective(
+    function: Loss, reference: str, form: OutputForm, with_gradients: bool
+) -> Objective:
     """Record `function` once for these outputs, because every kind of device needs it."""
     labels: tuple[Part, ...] = getattr(function, ATTRIBUTE)
     outputs = form.parts
-    graph, names = record_loss(function, reference, form)
+    with own_gradients() if with_gradients else nullcontext():
+        graph, names = record_loss(function, reference, form)
 
     def result(number: int) -> Measure:
         def measure(output: Tensor, packed: Tensor) -> Tensor:
@@ -231,11 +240,11 @@ class Reduced(nn.Module):
             value, metrics = returned
         if not isinstance(metrics, Mapping):
             raise self._wrong(f"the second of the pair is a {type(metrics).__name__}")
+        metrics = {f"own_{n}" if n in TAKEN else n: metric for n, metric in metrics.items()}
         for name in metrics:
-            if not str(name).isidentifier() or name in (LOSS, CORRECT, ABSOLUTE):
+            if not str(name).isidentifier():
                 raise self._wrong(
-                    f"{name!r} cannot be the name of a metric. Use a word such as iou, but not "
-                    f"{LOSS}, {CORRECT} or {ABSOLUTE}"
+                    f"{name!r} cannot be the name of a metric. Use a word such as iou"
                 )
         # If the function reads no labels, nothing says yet that both batches have the same size.
         batch = {str(packed.shape[0]), str(output.shape[0])}

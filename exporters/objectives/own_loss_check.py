@@ -1,6 +1,6 @@
 """Compares the recording of the user's own loss with the function itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from device_agent.formats.manifest import Part
+from device_agent.formats.packing import columns
 from exporters.objectives.own_loss import Reduced, load_loss, place_of
 from exporters.objectives.own_loss_labels import zeros_last
 from exporters.programs import source_lines
 from exporters.programs.interrupts import raise_if_interrupted
 from exporters.programs.output_parts import described_parts, part_of, random_labels
-from exporters.programs.training.losses import Measure, Objective
+from exporters.programs.training.losses import Objective
 from exporters.recording.model_output import OutputForm
 from exporters.recording.replacements.replaced_functions import as_on_devices
 from profiles.errors import ModelError
@@ -42,7 +42,6 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
             or the recording differs.
     """
     function = load_loss(reference)
-    parts = goal.labels.parts
     for with_ends in (True, False):
         results = results_of(goal, reference, outputs, output, with_ends=with_ends)
         (value, gradient), (recorded, own) = results
@@ -58,7 +57,7 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
             place=place_of(function),
             value=float(value),
         )
-    if gradient is None or own is None or not (gradient.any() or trains(goal.loss, output, parts)):
+    if gradient is None or own is None or not (gradient.any() or trains(goal, output, outputs)):
         raise ModelError(
             "The loss {loss!r}{place} has no gradient. It does not depend on the model's outputs, "
             "or depends on them only through integers, `detach` or `torch.no_grad`. Compute it "
@@ -70,8 +69,9 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
     far = abs(float(recorded - value)) > TOLERANCE * (abs(float(value)) + 1e-6)
     if far or float((own - gradient).norm()) > TOLERANCE * float(gradient.norm()) + 1e-6:
         raise ModelError(
-            "The recorded loss {loss!r}{place} differs from the function itself. A custom "
-            "autograd.Function and values that change between calls cannot be exported.",
+            "The recorded loss {loss!r}{place} differs from the function itself. Values that "
+            "change between calls cannot be exported. A torch.autograd.Function can be exported "
+            "only if it works on each element separately, or returns the loss.",
             code="loss.recording-differs",
             loss=reference,
             place=place_of(function),
@@ -139,15 +139,22 @@ def calls_ctc(run: Callable[[], object]) -> bool:
     return calls.found
 
 
-def trains(loss: Measure, output: Tensor, labels: Sequence[Part]) -> bool:
-    """Whether `loss` has a gradient for some random outputs in the shape of `output`.
+def trains(goal: Objective, output: Tensor, outputs: OutputForm) -> bool:
+    """Whether the loss of `goal` has a gradient for some random outputs in the shape of `output`.
 
-    A loss without a gradient for `output` may have a gradient elsewhere. An example is a hinge
-    loss.
+    A loss without a gradient for `output` may have a gradient elsewhere. Examples are a hinge loss,
+    and a loss of sequences that are all too short. So integers, such as lengths, are drawn up to
+    the largest size of an output.
     """
-    generator = torch.Generator().manual_seed(0)
-    others = torch.randn(WIDE, *output.shape[1:], generator=generator).requires_grad_()
-    value = loss(others, random_labels(labels, WIDE, generator))
+    generator, parts = torch.Generator().manual_seed(0), outputs.parts
+    others = torch.randn(WIDE, *output.shape[1:], generator=generator)
+    most = max((size for part in parts for size in part.shape), default=1)
+    for part in parts:
+        if part.name in outputs.integers:
+            own = others[:, columns(parts)[part.name]] if len(parts) > 1 else others
+            own.copy_(torch.randint(most + 1, own.shape, generator=generator))
+    labels = random_labels(goal.labels.parts, WIDE, generator)
+    value = goal.loss(others.requires_grad_(), labels)
     return bool(torch.autograd.grad(value, others)[0].any())
 
 

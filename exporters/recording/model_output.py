@@ -66,6 +66,7 @@ class OutputForm:
             in training or only in inference.
         rows: Where the samples are in each output whose first axis is not the batch.
         integers: The type of each output that is not a float; it is packed as float32.
+        fixed: The outputs that have no axis for the batch. They are repeated for each sample.
     """
 
     parts: tuple[Part, ...]
@@ -74,6 +75,7 @@ class OutputForm:
     in_one_mode: frozenset[str] = frozenset()
     rows: Mapping[str, Rows] = field(default_factory=dict)
     integers: Mapping[str, torch.dtype] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
 
     def __hash__(self) -> int:
         """Forms are keys of a cache."""
@@ -108,8 +110,8 @@ class OutputForm:
     def by_sample(self, name: str, value: Any, rows: int | SymInt) -> Any:
         """The output `name` as float32 with the batch as its first axis."""
         value = value.to(torch.float32) if name in self.integers else value
-        if isinstance(value, Tensor) and not value.dim():
-            return value.expand(rows)
+        if isinstance(value, Tensor) and name in self.fixed:
+            return value.expand(rows, *value.shape)
         return self.rows[name].by_sample(value, rows) if name in self.rows else value
 
     def as_returned(self, packed: Tensor) -> dict[str, Tensor]:
@@ -121,7 +123,9 @@ class OutputForm:
         return {name: self.restored(name, value) for name, value in values.items()}
 
     def restored(self, name: str, value: Tensor) -> Tensor:
-        """The inverse of `by_sample`, except that a number is repeated for each sample."""
+        """The inverse of `by_sample`."""
+        if name in self.fixed:
+            value = value[0]
         value = self.rows[name].as_returned(value) if name in self.rows else value
         return value.to(self.integers.get(name, value.dtype))
 
@@ -147,7 +151,8 @@ def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) ->
     named = list(named_values(returned))
     left_out = {n: r for n, value in named if (r := _unusable(value, rows, own_loss)) is not None}
     usable = {name: value for name, value in named if name not in left_out}
-    places = {n: rows_of(value, rows) or FIRST for n, value in usable.items() if value.dim()}
+    fixed = {n for n, value in usable.items() if is_fixed(value, rows)}
+    places = {n: rows_of(value, rows) or FIRST for n, value in usable.items() if n not in fixed}
     if FIRST in places.values() and not own_loss:
         others = [name for name, place in places.items() if place != FIRST]
         left_out |= dict.fromkeys(others, NOT_FIRST)
@@ -157,14 +162,15 @@ def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) ->
         usable = {}
     parts = []
     for name, value in usable.items():
-        value = places[name].by_sample(value, rows) if value.dim() else value
-        sizes = [int(size) for size in value.shape[1:] if isinstance(size, int)]
+        shape = value.shape if name in fixed else places[name].by_sample(value, rows).shape[1:]
+        sizes = [int(size) for size in shape if isinstance(size, int)]
         parts.append(Part(name=name, shape=tuple(sizes)))
     return OutputForm(
         tuple(parts),
         left_out,
         rows={name: place for name, place in places.items() if name in usable and place != FIRST},
         integers={n: v.dtype for n, v in usable.items() if not v.is_floating_point()},
+        fixed=frozenset(fixed & usable.keys()),
     )
 
 
@@ -200,7 +206,14 @@ def _unusable(value: object, rows: int | SymInt, own_loss: bool) -> str | None:
     # A number without axes, such as an auxiliary loss, is the same for all samples.
     if not value.dim() or rows_of(value, rows) is not None:
         return None
+    if own_loss and is_fixed(value, rows):
+        return None
     return SEVERAL if sum(_count(size, rows) > 0 for size in value.shape) > 1 else NOT_FIRST
+
+
+def is_fixed(value: Tensor, rows: int | SymInt) -> bool:
+    """Whether no axis of `value` depends on the number of samples."""
+    return not any(isinstance(size, SymInt) or _count(size, rows) for size in value.shape)
 
 
 def rows_of(value: Tensor, rows: int | SymInt) -> Rows | None:

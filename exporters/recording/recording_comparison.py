@@ -152,7 +152,7 @@ def original_results(
         return output.detach(), {}, {}, False
     parameters = dict(original.named_parameters())
     check_attributes({name: parameters[name] for name in captured.changed})
-    # A copy: checkpoints run batch norms again in the backward pass.
+    # A copy: a backward pass may run batch norms again, as checkpoints of libraries do.
     after = parameters | {n: v.clone() for n, v in original.named_buffers()}
     leaves = [parameters[name] for name in captured.parameters]
     functions = has_own_functions(output)

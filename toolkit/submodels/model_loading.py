@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from exporters.recording.float_counters import with_float_counters
 from exporters.recording.inputs.input_ranges import with_inputs
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
 from exporters.recording.replacements.complex_numbers.complex_parameters import with_real_parameters
@@ -145,4 +146,4 @@ def build_model(reference: str, seed: int) -> nn.Module:
 
 def in_trainable_form(model: nn.Module) -> nn.Module:
     """Keep complex parameters and sparse matrices of `model` as real tensors, in place."""
-    return with_sparse_matrices(with_real_parameters(model))
+    return with_float_counters(with_sparse_matrices(with_real_parameters(model)))

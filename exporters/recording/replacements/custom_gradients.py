@@ -4,8 +4,9 @@ Recording follows operators. Recording sees only the `forward` of such a functio
 another gradient from `forward`. Here y = forward(x) becomes constant(y) + (x - constant(x)) * s,
 with s = backward(1). The value is the same, and the gradient of x is s times that of y. This is the
 function's own gradient if each element of y depends only on the same element of x. Examples are
-straight-through estimators, surrogates of spikes and reversed gradients. For other functions, the
-comparison with the model reports an error.
+straight-through estimators, surrogates of spikes and reversed gradients. A loss y has fewer axes
+than x: then the products are summed over the other axes of x. For other functions, the comparison
+with the model reports an error.
 """
 
 from collections.abc import Iterator
@@ -82,9 +83,10 @@ def with_own_gradient(kind: Any, *args: Any, **kwargs: Any) -> Any:
     slopes = slopes if isinstance(slopes, tuple) else (slopes,)
     for x, constant, slope in zip(args, inputs, slopes, strict=False):
         if isinstance(slope, Tensor):
-            if x.shape != y.shape:
+            if x.shape[: y.dim()] != y.shape:
                 return apply(kind, *args, **kwargs)
-            y = y + (x - constant) * slope
+            change = (x - constant) * slope
+            y = y + (change.sum([*range(y.dim(), x.dim())]) if x.dim() > y.dim() else change)
     return y
 
 

@@ -5,10 +5,9 @@ ones and integers, are computed from `aten.rand`. This is done both when the mod
 when the recording is compared with the model.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -16,27 +15,14 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional
 
-from exporters.programs import source_lines
+from exporters.recording.replacements.gamma_draws import GAMMA_DRAWS
+from exporters.recording.replacements.uniform_numbers import Sizes, standard_normal, uniform
 from exporters.recurrence.replacements import LOCK, Replacement, Replacements
-from profiles.errors import ModelError
 
 SELU_LIMIT = 1.7580993408473766
 """Dropped activations become the negative of this number, which is the limit of SELU at minus
 infinity."""
-Sizes = Sequence[int | torch.SymInt]
 Computes = Callable[..., Tensor]
-
-
-def uniform(shape: Sizes) -> Tensor:
-    """Draw numbers between 0 and 1. A device draws neither 0 nor 1."""
-    drawn: Tensor = torch.ops.aten.rand.default(list(shape))
-    return drawn
-
-
-def standard_normal(shape: Sizes) -> Tensor:
-    """Draw normal numbers by the transformation of Box and Muller: sqrt(-2 ln u) cos(2 pi v)."""
-    radius = (-2 * uniform(shape).log()).sqrt()
-    return radius * (2 * math.pi * uniform(shape)).cos()
 
 
 def sizes(given: tuple[Any, ...], size: Any = None) -> Sizes:
@@ -180,19 +166,6 @@ def rrelu(
     return input.copy_(result) if inplace else result
 
 
-def no_uniform_form(*_: Any, **__: Any) -> NoReturn:
-    """Always raises ModelError: a gamma number needs a varying number of uniform numbers."""
-    line = source_lines.running_line()
-    raise ModelError(
-        "The model draws from a beta, gamma or Dirichlet distribution{place}, which a device "
-        "cannot repeat from a seed. For shares from 0 to 1, draw "
-        "(1 - torch.rand(n) ** (1 / b)) ** (1 / a), which is like beta(a, b).",
-        code="model.random-numbers",
-        place=source_lines.parenthesized(line),
-        line=line,
-    )
-
-
 DRAWS: dict[Any, Replacement] = {
     torch.rand: rand,
     torch.randn: randn,
@@ -208,8 +181,7 @@ DRAWS: dict[Any, Replacement] = {
     torch.randint: randint,
     torch.randint_like: randint_like,
     torch.randperm: randperm,
-    torch._sample_dirichlet: no_uniform_form,
-    torch._standard_gamma: no_uniform_form,
+    **GAMMA_DRAWS,
     functional.gumbel_softmax: gumbel_softmax,
     functional.rrelu: rrelu,
     torch.rrelu: rrelu,

@@ -46,6 +46,14 @@ class NoCheckpoint:
         return function(*args)
 
 
+def no_hooks(*_: Any, **__: Any) -> Iterator[None]:
+    """Keep all values of a part that a checkpoint without `use_reentrant` would compute again.
+
+    A second computation would draw other masks of dropouts than the first.
+    """
+    yield
+
+
 def all_classes(layer: nn.AdaptiveLogSoftmaxWithLoss, input: Tensor, target: Tensor) -> Any:
     """Compute the log-probabilities of all classes, and choose those of the targets.
 
@@ -63,6 +71,7 @@ def as_on_devices() -> Iterator[None]:
         LOCK,
         patch.object(torch.autocast, "__enter__", enter_disabled),
         patch.object(checkpoint, "CheckpointFunction", NoCheckpoint),
+        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", no_hooks),
     ):
         yield
 

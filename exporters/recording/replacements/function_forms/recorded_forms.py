@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 from torch.nn import functional
 
 from exporters.programs.source_lines import called_place
@@ -144,8 +144,43 @@ def convolution(
     *given: Any,
     **more: Any,
 ) -> Tensor:
-    """A convolution with `padding="valid"`, which torch would record as one zero for all axes."""
-    return func(input, weight, bias, stride, 0 if padding == "valid" else padding, *given, **more)
+    """A convolution with `padding="valid"`, which torch would record as one zero for all axes.
+
+    If its number of groups depends on the batch, it becomes a product of patches and kernels.
+    """
+    padding = 0 if padding == "valid" else padding
+    dilation, groups, *_ = (*given, *(1, 1)[len(given) :])
+    dilation, groups = more.get("dilation", dilation), more.get("groups", groups)
+    if isinstance(groups, SymInt) and weight.dim() == 4 and not isinstance(padding, str):
+        return grouped_by_sample(input, weight, bias, stride, padding, dilation, groups)
+    return func(input, weight, bias, stride, padding, *given, **more)
+
+
+def grouped_by_sample(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: SymInt,
+) -> Tensor:
+    """A convolution (n, groups * c, h, w) with kernels (groups * k, c, kh, kw) of each group."""
+    steps, edges, gaps = ((s, s) if isinstance(s, int) else s for s in (stride, padding, dilation))
+    rows, (height, width), kernel = input.shape[0], input.shape[2:], weight.shape[2:]
+    channels, kernels = weight.shape[1], weight.reshape(groups, -1, math.prod(weight.shape[1:]))
+    patches = functional.unfold(
+        input.reshape(rows * groups, channels, height, width), kernel, gaps, edges, steps
+    )
+    sizes = [
+        (size + 2 * edge - gap * (length - 1) - 1) // step + 1
+        for size, edge, gap, length, step in zip(
+            (height, width), edges, gaps, kernel, steps, strict=True
+        )
+    ]
+    products = torch.matmul(kernels, patches.reshape(rows, groups, *patches.shape[1:]))
+    output: Tensor = products.reshape(rows, groups * kernels.shape[1], *sizes)
+    return output if bias is None else output + bias.reshape(-1, 1, 1)
 
 
 def right_shift(func: Computes, input: Tensor, other: Any) -> Tensor:

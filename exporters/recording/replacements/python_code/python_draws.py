@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from exporters.recording.choices.decisions import RANGE
+from exporters.recording.replacements.gamma_draws import beta as beta_draw
+from exporters.recording.replacements.gamma_draws import gamma as gamma_draw
 from exporters.recording.replacements.python_code.python_functions import modules_of
-from exporters.recording.replacements.random_functions import no_uniform_form
 from exporters.recurrence.replacements import LOCK
 
 
@@ -104,13 +105,24 @@ def weighted_choice(a: Any, *, p: Any = None) -> Any:
     return next((value for value, end in ends if drawn < float(end)), values[-1])
 
 
+def betavariate(alpha: Any, beta: Any) -> Tensor:
+    """`random.betavariate(alpha, beta)`."""
+    return beta_draw(alpha, beta)
+
+
+def gammavariate(alpha: Any, beta: Any) -> Tensor:
+    """`random.gammavariate(alpha, beta)`, whose second parameter is the scale."""
+    return gamma_draw(alpha, beta)
+
+
 PYTHONS: dict[str, Callable[..., Any]] = {
     "random": number,
     "uniform": between,
     "gauss": gauss,
     "normalvariate": gauss,
     "expovariate": expovariate,
-    **dict.fromkeys(("betavariate", "gammavariate"), no_uniform_form),
+    "betavariate": betavariate,
+    "gammavariate": gammavariate,
     "randint": inclusive,
     "randrange": randrange,
     "choice": choice,
@@ -123,7 +135,9 @@ NUMPYS: dict[str, Callable[..., Any]] = {
     "randn": standard_normal,
     "standard_normal": standard_normal,
     "exponential": exponential,
-    **dict.fromkeys(("beta", "gamma", "standard_gamma", "dirichlet"), no_uniform_form),
+    "beta": beta_draw,
+    "gamma": gamma_draw,
+    "standard_gamma": gamma_draw,
     "randint": randint,
     "binomial": binomial,
     "choice": weighted_choice,
@@ -138,8 +152,6 @@ def drawn(own: Callable[..., Any], form: Callable[..., Any]) -> Callable[..., An
     def draw(*given: Any, **named: Any) -> Any:
         if get_ident() != thread:  # other code that happens to draw meanwhile
             return own(*given, **named)
-        if form is no_uniform_form:
-            return form()
         try:
             bound = parameters.bind(*given, **named).arguments
         except TypeError:  # for example, an array of a `size`
