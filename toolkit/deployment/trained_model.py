@@ -41,12 +41,12 @@ Samples = str | Path | tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A model with trained weights, and what a model card says about it.
+    """A model with trained weights, and the facts about it for a model card.
 
     Attributes:
         name: The model's name in the card.
-        module: The PyTorch model; it has these weights.
-        weights: Its weights.
+        module: The PyTorch model with the trained weights.
+        weights: The trained weights as a global model.
         sample_shape: Shape of one sample, without the batch.
         training: How it was trained; the loss gives the meaning of its output.
         preprocessing: How pictures or CSV files become samples.

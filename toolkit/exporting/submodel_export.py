@@ -21,9 +21,9 @@ def export(
 ) -> ExportedBundle:
     """Write `submodel` with its part of the global weights as a bundle that a device trains.
 
-    Use it in every round, once for each submodel, if bundles go to devices as files. A coordinator
-    (`edgetailor serve`) exports by itself. From the second round on, the graphs come from the
-    cache, and only the weights are new.
+    If you send bundles to devices as files, call it in every round, once for each submodel. A
+    coordinator (`edgetailor serve`) exports by itself. From the second round on, the graphs come
+    from the cache, and only the weights are new.
 
     Args:
         submodel: The result of `split`.

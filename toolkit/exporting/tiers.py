@@ -40,7 +40,7 @@ def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
         tiers: The submodels and the names of their folders.
 
     Returns:
-        A bundle or an error for each tier, in their order.
+        A bundle or an error for each tier, in the order of `tiers`.
 
     Raises:
         InputError: An output folder or the weights cannot be used. Nothing is written.

@@ -241,7 +241,7 @@ def content(captured: Captured) -> Iterable[str]:
     """Yield texts that together determine the graphs of all submodels of a model.
 
     The texts describe the model's own graphs and the shapes of its tensors. They also say for each
-    tensor whether all its numbers are zero, because such a weight is not factorized.
+    tensor whether all its numbers are zero, because weights of zeros are not factorized.
     """
     graphs = captured.training, captured.inference
     for graph in filter(None, (*graphs, *map(writes_of, graphs))):

@@ -14,7 +14,7 @@ from profiles.errors import InputError
 from toolkit.submodels.global_model import GlobalModel
 
 MOST_NAMES = 20
-"""How many tensors of each group are named."""
+"""A text names at most this many tensors of each group."""
 
 
 @dataclass(frozen=True)
