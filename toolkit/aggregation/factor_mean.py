@@ -59,7 +59,7 @@ class FactorMean:
         self.lost.add(other.lost)
 
     def replace(self, name: str, means: Tensor) -> None:
-        """Use `means` as the mean of the global tensor `name`, if the updates hold it."""
+        """Use `means` as the mean of the global tensor `name`, if the updates contain it."""
         for entry in self.table:
             if entry.stands_for == name and entry.factor is None:
                 part = slice_of(entry, tuple(means.shape))

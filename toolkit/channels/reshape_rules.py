@@ -1,4 +1,4 @@
-"""Rules for reshaping: axes are merged, or split in the way they were merged."""
+"""Rules for reshaping: axes are merged, or split in the way in which they were merged."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -87,7 +87,7 @@ def matching_blocks(
 
 
 def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
-    """Axes of the given sizes that hold the elements of `axes` in the same order."""
+    """Axes of the given sizes that contain the elements of `axes` in the same order."""
     if len(axes) == 1 and len(sizes) == 1:
         return list(axes)
     for axis in axes:

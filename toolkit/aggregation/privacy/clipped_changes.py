@@ -60,7 +60,7 @@ def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> floa
 
 
 def add_changes(aggregation: Aggregation, group: Received) -> None:
-    """Add the sum of the clipped changes of a group of devices, as `add_clipped` adds single ones.
+    """Add the sum of the clipped changes of a group of devices; see `add_clipped`.
 
     Args:
         aggregation: The sums so far.
@@ -81,7 +81,7 @@ def _add(aggregation: Aggregation, record: UpdateRecord, moved: Mapping[str, Ten
 
 
 def refuse_statistics(submodel: Submodel) -> None:
-    """Raise InputError if updates of `submodel` hold other tensors than parameters.
+    """Raise InputError if updates of `submodel` contain other tensors than parameters.
 
     Running statistics are as large as activations, so they would use up the norm of a change.
     """
