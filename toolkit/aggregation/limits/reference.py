@@ -156,7 +156,7 @@ class RoundLimits:
 
 
 def with_tensors(limited: Limited | None, times: Mapping[str, float]) -> Limited | None:
-    """`limited`, and the tensors of `times`, whose sizes exceeded their limits by these factors."""
+    """`limited` with the tensors of `times`. Their sizes exceeded their limits by these factors."""
     if not times:
         return limited
     known = limited or Limited()
@@ -168,7 +168,7 @@ def with_tensors(limited: Limited | None, times: Mapping[str, float]) -> Limited
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The middle value, or the lower of two middle values. Half of the devices cannot raise it."""
+    """The middle value, or the lower one of two. Half of the devices cannot raise this value."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 

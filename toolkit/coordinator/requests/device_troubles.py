@@ -80,7 +80,7 @@ class DeviceTroubles(FederationState):
         self.changed.set()
 
     def set_aside(self, device: str) -> None:
-        """Neither wait for `device` nor select it until its owner's conditions hold.
+        """Neither wait for `device` nor select it until its owner's conditions are met.
 
         The device then asks for work. The caller holds the lock.
         """

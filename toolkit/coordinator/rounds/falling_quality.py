@@ -7,7 +7,7 @@ from device_agent.formats.protocol.fleet import RoundResult
 from toolkit.coordinator.rounds.compared_rounds import compared
 
 FALLS = 3
-"""A warning needs this many falls in a row. Fewer can come from the choice of a round's devices."""
+"""A warning needs this many falls in a row. Fewer can be due to the choice of devices."""
 
 
 BEHIND = 5
@@ -25,10 +25,10 @@ def falling(results: Sequence[RoundResult]) -> str | None:
     """Return a warning if the quality on held-out samples falls. Otherwise return None.
 
     The quality falls in two cases: it fell in each of the last FALLS rounds, or each of the BEHIND
-    newest models is clearly worse than the best model of earlier rounds. Single rounds may rise
-    meanwhile. The quality is the accuracy. In a regression, the quality falls if the loss rises.
-    Without held-out samples, the quality on the devices is used, which is not known yet for the
-    last result.
+    newest models is clearly worse than the best model of earlier rounds. The quality may rise in
+    single rounds in between. The quality is the accuracy. In a regression, the quality falls if the
+    loss rises. Without held-out samples, the quality on the devices is used, which is not known yet
+    for the last result.
     """
     last = compared(results)[-WINDOW:]
     accuracies = [accuracy for _, (accuracy, _) in last if accuracy is not None]

@@ -11,10 +11,12 @@ A device that has stopped keeps its place, and no round waits for it until it as
 device that may not begin a round, because of its owner's conditions, is treated in the same way. A
 device that the operator has paused keeps its place, too, and gets no work until the pause ends. A
 round may be opened for some devices only, with a goal: the number of updates that closes it. The
-other devices wait. If too few updates have come at the deadline, the round opens again for others.
+other devices wait. If too few updates have come at the deadline, the round opens again for other
+devices.
 
-In asynchronous rounds, if a round closes without the update of a device, the device goes on. The
-update counts in the round that is open when it comes. Then the device waits for the next round.
+In asynchronous rounds, if a round closes without the update of a device, the device goes on
+training. The update counts in the round that is open when the update comes. Then the device waits
+for the next round.
 
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
@@ -57,11 +59,11 @@ class Flight(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """The limits of a round that asks some devices only. They stay when the round opens again.
+    """The limits of a round that asks some devices only. They do not change if it opens again.
 
     Attributes:
         updates: The number of updates that closes the round.
-        needed: With fewer updates the round never closes. At most `updates`.
+        needed: The fewest updates with which the round may close; at most `updates`.
     """
 
     updates: int
@@ -69,7 +71,7 @@ class Goal(NamedTuple):
 
 
 class Rounds:
-    """The state of the rounds, `done` of which are over.
+    """The state of the rounds; `done` rounds are over.
 
     The first round waits for `expected` devices. The last round is number `total`; with None the
     rounds go on until they are `stopped_early`.

@@ -127,7 +127,7 @@ class ReleaseFolder:
     def locked(self, wait: bool = True) -> Iterator[None]:
         """Let no other process change releases in the block.
 
-        If another process changes them, wait for its end; without `wait`, raise BlockingIOError.
+        If another process changes them, wait until it ends; without `wait`, raise BlockingIOError.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDONLY)

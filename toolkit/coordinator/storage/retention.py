@@ -37,7 +37,7 @@ round is judged."""
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
-    """Mark all models as not kept that `keep` excludes. The next cleanup removes their files.
+    """Mark all models that `keep` excludes as not kept. The next cleanup removes their files.
 
     The best round has the highest accuracy, or the lowest loss if there is no accuracy. Among equal
     rounds, the last is the best.
