@@ -22,7 +22,7 @@ GRACE_S = 5.0
 """Seconds that a child has to end by itself before it is killed."""
 PR_SET_PDEATHSIG = 1
 NICENESS = 10
-"""The niceness of background processes: how much they yield to others, at most 19."""
+"""The niceness of background processes: how much they yield to other processes, at most 19."""
 
 
 @dataclass(frozen=True)

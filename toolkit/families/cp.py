@@ -252,7 +252,7 @@ def record_with_factors(
 
 
 def first_factors(ranks: Mapping[str, int], weights: GlobalModel) -> dict[str, Tensor]:
-    """The first factors, for a global model that holds no factors yet."""
+    """The first factors, for a global model that has no factors yet."""
     return {
         factor_name(name, mode): value
         for name, rank in ranks.items()

@@ -224,7 +224,7 @@ def bilevel_submodel(
         settings: Penalty, steps and optimizer.
         factors: Computes the values of the factors from a global model.
         local_name: Name of the local step.
-        layer_decisions: The form that each layer got, and why.
+        layer_decisions: The form of each layer, and the reason for this form.
         compressed: A graph that predicts with the factors, under the names of `Tensorized.values`.
             None if there are no factors.
     """

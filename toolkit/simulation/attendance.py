@@ -171,9 +171,9 @@ def taken(
     The updates that arrive first are accepted.
 
     The round closes when it has `quorum` updates or all updates, otherwise at the deadline with the
-    updates that it has. If these are fewer than `fewest`, and other clients have not failed, the
-    deadline is extended by `deadline_s`, as often as needed. If all clients failed, the round
-    closes at the first deadline.
+    updates that it has. If these updates are fewer than `fewest`, and other clients have not
+    failed, the deadline is extended by `deadline_s`, as often as needed. If all clients failed, the
+    round closes at the first deadline.
 
     Args:
         times: When each update arrives, in seconds after the round opened, ascending.

@@ -16,7 +16,7 @@ COUNTED = ("hostile", "left_out", "limited", "paused")
 def logged(result: RoundResult) -> Logged:
     """The figures of a round that are not None, with the keys of `history.jsonl`.
 
-    Of `privacy` these are `epsilon` and `clip`.
+    The logged figures of `privacy` are `epsilon` and `clip`.
     """
     figures = msgspec.structs.asdict(result)
     del figures["round"], figures["devices"], figures["held_out"], figures["privacy"]

@@ -75,8 +75,8 @@ def runs_of(
 ) -> list[Run]:
     """The simulations of a sweep in the folder `out`. Reads and checks the file for each of them.
 
-    Raises InputError if a key or a value is wrong, or if a simulation is not possible. Whether a
-    submodel fits the model is not known before the simulation.
+    Raises InputError if a key or a value is wrong, or if a simulation is not possible. This does
+    not check whether a submodel fits the model: the simulation finds that out.
     """
     for name, given, keys in (("seed", seed, SEEDS), ("rounds", rounds, ("rounds",))):
         if given is not None and any(key in grid for key in keys):
