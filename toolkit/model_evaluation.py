@@ -40,7 +40,7 @@ from toolkit.submodels.model_loading import load_model
 logger = logging.getLogger(__name__)
 
 CHUNK = 256
-"""The most samples that are evaluated at once."""
+"""The most samples that are evaluated at a time."""
 PROBE = 13
 """The number of samples on which a model runs first, to find out which outputs it returns."""
 NEEDS_GRADIENTS = "does not require grad"
@@ -48,7 +48,7 @@ NEEDS_GRADIENTS = "does not require grad"
 GRADIENT = 500
 """About how many samples `loss_gradient` and `trained_change` use at most."""
 NUMBERS = 1 << 24
-"""The most output numbers that are evaluated at once; a single sample may have more."""
+"""The most output numbers that are evaluated at a time; a single sample may have more."""
 
 
 def evaluate(

@@ -28,8 +28,8 @@ from toolkit.submodels.global_model import GlobalModel
 Strategy = Callable[[GlobalModel, Iterator[RecoveredUpdate]], Mapping[str, Tensor]]
 """(global model, updates) -> the new values of the global tensors that change, by name.
 
-The updates can be iterated once. Each is recovered only when the iteration reaches it. So if a
-strategy keeps only sums, memory never contains two updates."""
+The updates can be iterated only once. Each update is recovered only when the iteration reaches it.
+So if a strategy keeps only sums, memory never contains two updates."""
 
 
 def aggregate(

@@ -99,9 +99,9 @@ than 10% (median 40%)'
 def rise(before: EvaluationCounts, after: EvaluationCounts) -> float | None:
     """The share by which a new model raises a device's mean loss; None if nothing can be compared.
 
-    `before` has the counts of the previous model, `after` those of the new model. They can be
-    compared if both have the same number of samples and labels, and at least one of each. If the
-    new loss is not finite, the result is infinite.
+    `before` has the counts of the previous model, and `after` has the counts of the new model. They
+    can be compared if both count the same number of samples and of labels, at least one of each. If
+    the new loss is not finite, the result is infinite.
 
     Examples:
         >>> def counts(loss):

@@ -16,7 +16,7 @@ clearly worse.
 
 Some honest updates also raise the loss of their round, for example updates of a device with few
 classes. So the model without them must not only be better, but make much more progress. An honest
-update of this kind mostly goes too far in a right direction: with a part of its weight, the model
+update of this sort mostly goes too far in the right direction: with a part of its weight, the model
 is about as good as without the update, or better. In contrast, the reverse of an honest change and
 a change towards wrong labels do harm with any weight. If the honest update were left out, the model
 would not learn what only this device knows. The next update of the device would change as much, and
@@ -81,7 +81,7 @@ model is not usable."""
 
 
 class Verdict(NamedTuple):
-    """What happens to the updates that make a model worse.
+    """The decision about the updates that make a model worse.
 
     Attributes:
         left_out: The updates that do not count.

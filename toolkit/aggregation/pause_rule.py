@@ -3,9 +3,9 @@
 Two conditions must hold for the last LAST updates of a device. First, more than half of them did
 harm: they were left out, went too far, or a change in them exceeded its limit by more than the
 factor FAR. Second, at least three were left out, or at least five exceeded a limit by this factor.
-Fewer updates do not count, because honest devices also send some updates of this sort: a device
-with unusual data exceeds a limit by this factor in at most a third of its rounds, mostly in the
-first rounds.
+Fewer updates do not count, because honest devices also send some updates of this sort. For example,
+a device with unusual data exceeds a limit by this factor in at most a third of its rounds, mostly
+in the first rounds.
 """
 
 from collections.abc import Iterable, Mapping

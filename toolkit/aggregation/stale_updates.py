@@ -12,12 +12,12 @@ K), the divisor does not contain s. Otherwise a buffer of only old updates would
 far as new updates.
 
 The sum equals the mean of moved updates w_t + s(tau_i) (u_i - w_v). So an aggregation of one
-version's updates is moved to the newest model and then merged like any other. Updates of the newest
-version do not change. If a round has only such updates, its result equals the result of a
-synchronous round, bit for bit.
+version's updates is moved to the newest model and then merged like any other aggregation. Updates
+of the newest version do not change. If a round has only such updates, its result equals the result
+of a synchronous round, bit for bit.
 
 Kept factors move in the same way. The tensor that they compose differs from the model's tensor by
-the error of their fit. This error gets less weight, too; see `FactorMean.recover`.
+the error of their fit. This error also gets less weight; see `FactorMean.recover`.
 """
 
 import math
@@ -71,8 +71,9 @@ def merge_stale(aggregation: Aggregation, stale: Aggregation, staleness: int) ->
     """Merge `stale`, whose model is `staleness` versions old, into `aggregation`.
 
     `stale` cannot be used afterwards. Factors that are kept between rounds move in the same way,
-    from the factors of the old model to those of the newest. If the old model did not keep its
-    factors, they cannot be compared. Then the composed tensors move; see `Federation.keep_factors`.
+    from the factors of the old model to the factors of the newest model. If the old model did not
+    keep its factors, they cannot be compared. Then the composed tensors move; see
+    `Federation.keep_factors`.
     """
     old, new, scale = stale.model, aggregation.model, staleness_weight(staleness)
     untrained = old.tensors.keys() - stale.trained

@@ -1,9 +1,9 @@
 """Choosing the channels that a narrower network keeps.
 
-If an operator needs all channels of an axis, they are kept, and the rest of the network becomes
-narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of the new
-axes is narrowed. This is the outer new axis (here the heads) if the operators allow it. In a
-channel shuffle, it is the inner new axis: narrowing the outer axis would leave many more
+If an operator needs all channels of an axis, this axis keeps them, and the rest of the network
+becomes narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of
+the new axes is narrowed. This is the outer new axis (here the heads) if the operators allow it. In
+a channel shuffle, it is the inner new axis: narrowing the outer axis would leave many more
 parameters.
 """
 

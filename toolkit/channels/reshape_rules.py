@@ -37,8 +37,8 @@ def reshape(step: Step) -> Value:
 def squeeze(step: Step) -> Value:
     """Drop axes of size 1.
 
-    A longer axis must keep two channels or more. With one channel, its size would be 1, and the
-    axis would be dropped, too.
+    A longer axis must keep two channels or more. With one channel, the axis would have size 1, and
+    would also be dropped.
     """
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
@@ -173,7 +173,7 @@ def without_samples(units: Axis, size: int) -> Axis | None:
 
 
 def with_channels(sizes: tuple[int, ...], dim: int, channels: Axis) -> list[Axis]:
-    """Axes of the given sizes. The axis `dim` has the units `channels`; the others are fixed.
+    """Axes of the given sizes. The axis `dim` has the units `channels`; all other axes are fixed.
 
     If the axis `dim` joins the batch and the channels, its units are repeated for each sample.
     """

@@ -63,7 +63,7 @@ class RoundLogs:
             self._thread.start()
 
     def wake(self) -> None:
-        """Log the new rounds soon. Returns at once; may be called from any thread."""
+        """Log the new rounds soon. Returns immediately; may be called from any thread."""
         self._woken.set()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Compares the settings of the federation's file with those that are in effect.
+"""Compares the settings of the federation's file with the settings that are in effect.
 
 Some settings may change between rounds. Other settings must stay, because they define the model or
 how it is judged.

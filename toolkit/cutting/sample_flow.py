@@ -1,4 +1,4 @@
-"""Separates values of a recorded graph that depend on the samples from those that do not.
+"""Separates values of a recorded graph that depend on the samples from all other values.
 
 Position ids, rotary tables and causal masks depend at most on the samples' shape. They count as
 constants: both sides of a cut compute them. Integers and booleans never cross a cut: if they depend

@@ -1,4 +1,4 @@
-"""Child processes that end with the demo; if one fails, the demo fails."""
+"""Child processes that end with the demo. If a child fails, the demo fails."""
 
 import ctypes
 import os

@@ -150,8 +150,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         precision: The precision of the weights. int8 also computes with integers.
         calibrated_on: How many samples determined the value ranges for int8; None for other
             precisions.
-        graphs: The graphs. The first reads the samples, each later one reads the output of the
-            graph before it.
+        graphs: The graphs. The first graph reads the samples; each later graph reads the output of
+            the graph before it.
         preprocessing: How pictures or CSV files become samples; None if the model takes arrays.
         classes: Size of the class axis; 1 stands for two classes.
         class_names: Names of the classes, in the order of the output; empty if not known.

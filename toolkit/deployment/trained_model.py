@@ -36,7 +36,7 @@ CALIBRATED = 512
 """The most samples that calibrate int8."""
 
 Samples = str | Path | tuple[np.ndarray, np.ndarray]
-"""Samples and labels, or where to read them; see `load_data`."""
+"""Samples and labels, or the path to read them from; see `load_data`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class TrainedModel:
         key: The coordinator's key, which signs cards; None if it comes from no federation.
         devices: How the devices judged the model of this round; None if they did not judge it.
         privacy: The privacy budget that the rounds up to this one have spent, or None.
-        data: Samples and labels, or where to read them; None for a card without accuracy.
+        data: Samples and labels, or the path to read them from; None for a card without accuracy.
         calibration: Samples and labels to calibrate int8; None to take `data`.
     """
 

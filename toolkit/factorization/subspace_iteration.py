@@ -152,7 +152,8 @@ def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -
 def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
     """Whether every truncation is within the tolerance of the best truncation, by two estimates.
 
-    The gain of a step is the energy that its basis captures, minus that of the previous basis.
+    The gain of a step is the energy that its basis captures, minus the energy that the previous
+    basis captures.
 
     Without a gap in the spectrum, the error is an inverse power of the number of steps; for random
     matrices the power is 2 or higher. The last gain times half the number of steps then estimates

@@ -238,7 +238,7 @@ class CP(Family):
 def record_with_factors(
     model: nn.Module, captured: Captured, ranks: Mapping[str, int]
 ) -> GraphModule:
-    """Record the model in inference mode, with CP factors in place of weights where possible."""
+    """Record the model in inference mode, with CP factors in place of weights if possible."""
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)

@@ -167,7 +167,7 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
 
 
 def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
+    """A copy of `model` in which factorized layers replace the layers in `ranks`."""
     # Leave the caller's model unchanged.
     model = copy.deepcopy(model)
     for name, own in ranks.items():

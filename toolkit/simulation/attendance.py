@@ -27,7 +27,7 @@ Chosen = Sequence[tuple[int, str]]
 class Turnout(NamedTuple):
     """The clients of a round.
 
-    Clients in `present` deliver an update; the others only receive submodels. Clients in
+    Clients in `present` deliver an update; all other clients only receive submodels. Clients in
     `not_needed` would have delivered an update after the round had reached its goal. Clients in
     `away` were asked, but were away during the whole round, so they did not receive a submodel.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
@@ -95,7 +95,7 @@ class Attendance:
     def opens(self, closed: float) -> float:
         """When a round opens after the previous round has closed. Times are in simulated seconds.
 
-        A round with a goal waits until a client is there. The other rounds open at once.
+        A round with a goal waits until a client is there. All other rounds open immediately.
         """
         if not self.has_goal:
             return closed

@@ -75,7 +75,7 @@ class Family(ABC):
             shapes: Shapes of the global tensors, or of their slices in the update.
 
         Returns:
-            Each global tensor by its name, in its shape in `shapes`.
+            Each global tensor by its name, with the shape that `shapes` gives.
         """
         return recover_dense(tensors, table)
 

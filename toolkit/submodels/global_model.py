@@ -31,7 +31,7 @@ KEPT, MOMENT = "kept|", "moment|"
 SHARED = "edgetailor.shared"
 """The metadata under this key map each other name of a tensor to its first name, as JSON."""
 PIECE = 1 << 20
-"""How many numbers are checked at once."""
+"""How many numbers are checked at a time."""
 
 Kept = Mapping[str, Mapping[str, Tensor]]
 """Factors by family and size (for example `cp:2.0`), then by their names in the bundle."""

@@ -25,7 +25,7 @@ from toolkit.submodels.submodel import LayerDecision, dense_tensor_entries
 class Origin:
     """Says that a tensor of a new layer replaces the global tensor `name`.
 
-    If the new tensor is one of several factors, `factor` is the label of this factor; else None.
+    If the new tensor is one of several factors, `factor` is the label of this factor, else None.
     """
 
     name: str

@@ -134,7 +134,7 @@ class RoundLimits:
         self.limited.append(limited)
 
     def statistics(self, received: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """The means of those batch norm statistics of which values in updates were limited.
+        """The means of the batch norm statistics for which values in updates were limited.
 
         Call it once, after the last update. It notes which statistics were limited.
 

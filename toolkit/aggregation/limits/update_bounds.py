@@ -1,4 +1,4 @@
-"""Bounds on an update, relative to the received model and to the other updates of its round.
+"""Bounds on an update, relative to the received model and to other updates of the same round.
 
 Honest updates differ widely in steps, learning rates, data and kinds of submodels. The bounds are
 therefore orders of magnitude wide. They keep out numbers with which no device could continue to
@@ -25,8 +25,9 @@ times too large (learning rate 1). On ordinary inputs, they reached 400 times (l
 UNIT = 1.0
 """The smallest reference. Tensors that begin at 0, such as biases, have no scale of their own."""
 LOOSE = 1e6
-"""An additional factor of the bound for tensors without a comparison: statistics of batch norm and
-factors that no other update contains, and all tensors if a round has only one update."""
+"""An additional factor of the bound for tensors without a comparison. These are statistics of batch
+norm and factors that no other update contains. If a round has only one update, these are all
+tensors."""
 SUSPICIOUS = 3.0
 """An update below this many times its reference is never suspected."""
 

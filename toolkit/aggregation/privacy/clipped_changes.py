@@ -24,10 +24,10 @@ float32."""
 def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> float:
     """Add the clipped change of `update` to `aggregation`, with the weight 1.
 
-    The change is v - r for all tensors v of the update, where r is the tensor that the device
-    received. Factors are composed first. After clipping, the L2 norm of the change is at most
-    `clip`. Rows of classes that the device does not have count as unchanged: the sum does not tell
-    which classes a device has.
+    The change is v - r for each tensor v of the update. r is the tensor that the device received.
+    Factors are composed first. After clipping, the L2 norm of the change is at most `clip`. Rows of
+    classes that the device does not have count as unchanged: the sum does not tell which classes a
+    device has.
 
     The sums of `aggregation` are then sums of changes, for `noised_model`; `Aggregation.result`
     cannot use them.

@@ -36,8 +36,8 @@ def expected_devices(
         kinds: Each submodel as it is in this round, with the expected number of its devices.
 
     Returns:
-        The mean of the received values (nan for elements that no device receives), and for each
-        element the expected number of devices; both by the name of the global tensor.
+        Two tensors for each global tensor, by its name: the mean of the received values (nan for
+        elements that no device receives), and the expected number of devices for each element.
     """
     held = Mean()
     shapes = shapes_of(model.tensors)

@@ -82,7 +82,7 @@ class RuleAggregation:
 
     Args:
         model: The global model that the updates were trained from.
-        policy: The rule, and how far the model moves. Its weights are not used.
+        policy: The rule, and how far the model moves. The weights of the policy are not used.
         trusted: For `fltrust`: how training on held-out samples changes the parameters of `model`,
             by global tensor.
 

@@ -65,7 +65,7 @@ class DeviceSelection:
 
         If the round is open after a restart, these are the devices that it asked before. Otherwise
         the devices are drawn. Devices in `earlier` have already sent an update for this round. The
-        limits are those of the round's first opening, even if the settings have changed since.
+        limits are the limits of the round's first opening, even if the settings have changed later.
         """
         coordinator = self._coordinator
         store, config = coordinator.store, coordinator.config

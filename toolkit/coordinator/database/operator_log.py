@@ -123,7 +123,7 @@ class OperatorLog:
         self.record_all([action], also)
 
     def record_all(self, actions: Iterable[Action], also: Also = lambda db: None) -> None:
-        """Write several actions to the log, and what `also` writes, in one transaction."""
+        """Write several actions to the log. `also` writes its changes in the same transaction."""
         with self._database.milestone() as db:
             for action in actions:
                 self.write(db, action)

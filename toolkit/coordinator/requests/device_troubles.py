@@ -90,7 +90,7 @@ class DeviceTroubles(FederationState):
         self.changed.set()
 
     def resume(self, device: Device) -> None:
-        """Let rounds, also the open one, wait again for a `device` that had stopped or was paused.
+        """Let rounds wait again for a `device` that had stopped or was paused, also the open round.
 
         The caller holds the lock.
         """

@@ -24,11 +24,11 @@ RISE = 0.1
 def falling(results: Sequence[RoundResult]) -> str | None:
     """Return a warning if the quality on held-out samples falls. Otherwise return None.
 
-    The quality falls in two cases: it fell in each of the last FALLS rounds, or each of the BEHIND
-    newest models is clearly worse than the best model of earlier rounds. The quality may rise in
-    single rounds in between. The quality is the accuracy. In a regression, the quality falls if the
-    loss rises. Without held-out samples, the quality on the devices is used, which is not known yet
-    for the last result.
+    The quality falls in two cases: it fell in each of the last FALLS rounds, or all BEHIND newest
+    models are clearly worse than the best earlier model. The quality may rise in single rounds in
+    between. The quality is the accuracy. In a regression, the quality falls if the loss rises.
+    Without held-out samples, the quality on the devices is used, which is not known yet for the
+    last result.
     """
     last = compared(results)[-WINDOW:]
     accuracies = [accuracy for _, (accuracy, _) in last if accuracy is not None]

@@ -3,13 +3,13 @@
     enrolling --enough devices enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> judging --end_judging--> finished
 
-Without devices that judge the last model, `finished` follows at once. While a round is aggregated,
-a committee of devices may judge the new model.
+If no devices judge the last model, `finished` follows immediately. While a round is aggregated, a
+committee of devices may judge the new model.
 
 A device may leave at any time. Another device may take its place and trains from the next round on.
 A device that has stopped keeps its place, and no round waits for it until it asks for work again. A
 device that may not begin a round, because of its owner's conditions, is treated in the same way. A
-device that the operator has paused keeps its place, too, and gets no work until the pause ends. A
+device that the operator has paused also keeps its place, and gets no work until the pause ends. A
 round may be opened for some devices only, with a goal: the number of updates that closes it. The
 other devices wait. If too few updates have come at the deadline, the round opens again for other
 devices.
@@ -175,7 +175,7 @@ class Rounds:
         return device in self.devices and not absent
 
     def stop(self, device: str) -> None:
-        """Stop waiting for `device`, in this round and in later ones."""
+        """Stop waiting for `device`, in this round and in later rounds."""
         self.stopped.add(device)
         self.excuse(device)
 

@@ -37,7 +37,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers at once, whatever they are doing."""
+        """End the workers immediately, whatever they are doing."""
         ...
 
 

@@ -101,7 +101,7 @@ def sweep(
     force: bool = False,
     **options: Any,
 ) -> list[Failure]:
-    """Simulate `runs` one after another. A simulation that fails does not end the others.
+    """Simulate `runs` one after another. If one fails, the next simulations still run.
 
     Args:
         file: The federation's file.
@@ -112,7 +112,7 @@ def sweep(
         options: Other options of `simulate`, such as `workers`.
 
     Returns:
-        The simulations that failed. The others are finished.
+        The simulations that failed. All other simulations are finished.
 
     Raises:
         InputError: `out` is not the folder of a sweep, or the folder of a run has a simulation with
