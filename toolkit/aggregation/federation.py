@@ -84,8 +84,8 @@ class Federation:
         policy: The weights of updates and how far the model moves in a round.
         strategy: A function that replaces the weighted mean; see `aggregate`.
         statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
-            Without them the statistics come from the samples of `evaluate`, which makes the model
-            look better than it is.
+            Without `statistics`, the samples of `evaluate` are used. Then the model looks better
+            than it is.
         preprocessing: How the files of devices become samples; None if they have arrays.
         inputs: What you know about the samples: the range of their numbers, and the inputs that are
             packed into one sample.
@@ -265,7 +265,7 @@ class Federation:
         self._follow(aggregation.result())
 
     def take_stale(self, aggregation: Aggregation) -> None:
-        """Do the same as `take`. Also fit to the new model the factors that no update contains.
+        """Do the same as `take`. Factors that no update contains are also fitted to the new model.
 
         In asynchronous rounds, a slow device may train factors while the other devices make many
         versions. Its factors are then compared with the factors of the newest version.

@@ -153,7 +153,7 @@ def from_federation(
     Args:
         config: The federation's file.
         round_: The number of the round; see `round_of`.
-        data: Held-out data in place of the federation's.
+        data: Held-out data in place of the federation's held-out data.
         calibration: Samples to calibrate int8. Default: the federation's `statistics`, else the
             held-out data.
 

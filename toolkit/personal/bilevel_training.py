@@ -72,7 +72,7 @@ class BiLevelSettings:
 
 
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
-    """The optimizer of the personal model: Nesterov's momentum in place of SGD's (TDPFed eq. 15).
+    """The optimizer of the personal model: Nesterov's momentum replaces SGD's (TDPFed eq. 15).
 
     This optimizer has no proximal term, because the penalty with lambda replaces that term. It
     counts its steps separately from the local model's optimizer.

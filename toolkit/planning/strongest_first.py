@@ -140,7 +140,7 @@ def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tup
 
     Use it if nothing fits: a message can then name the budgets that this entry needs. The result
     begins with this entry. The other entries follow, without entries that proved impossible. For
-    the comparison, all activations count as memory, although a step may not keep all of them.
+    the comparison, all activations count as memory, although a step can keep fewer.
     """
 
     def distance(entry: Entry) -> float:

@@ -43,7 +43,7 @@ ESTIMATE = ".estimate"
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A submodel, its strength, and its workload: what a device has to compute and transfer.
+    """A submodel, its strength, and its workload: the work and the traffic of a device.
 
     If the workload is a lower bound, `activations` is the size in bytes of all outputs of layers
     for one batch. A step keeps most of these outputs.

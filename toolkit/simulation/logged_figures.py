@@ -10,7 +10,7 @@ from toolkit.simulation.results import RoundResult
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
 COUNTED = ("hostile", "left_out", "limited", "paused")
-"""Keys of `history.jsonl` of which the number of clients is logged."""
+"""Keys of `history.jsonl` with clients. Only the number of these clients is logged."""
 
 
 def logged(result: RoundResult) -> Logged:

@@ -36,8 +36,7 @@ class Spec:
     def head(self) -> str:
         """Family and size as text, for example `cp:2.0`.
 
-        Family and size determine the shapes of factors. So factors are kept under this text as a
-        key.
+        Family and size determine the shapes of factors. So this text is the key of kept factors.
         """
         return self.family if self.size is None else f"{self.family}:{self.size}"
 

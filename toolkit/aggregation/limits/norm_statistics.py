@@ -30,9 +30,9 @@ STATISTIC = 4.0
 if its distance exceeds d by this many standard deviations. At smaller distances, values of honest
 devices are moved as well."""
 ALONE = 2.0
-"""With few labels in the first rounds, values that only one honest device had reached 3 deviations
-for a mean and a factor of 32 for a variance. In other cases, they reached 1.8 deviations and a
-factor of 14."""
+"""An honest value that only one device sent moved by at most 3 deviations (a mean) or a factor of
+32 (a variance), in first rounds with few labels. In other cases, it moved by at most 1.8 deviations
+or a factor of 14."""
 FIRST = 1e4
 """On pixels between 0 and 255, honest means of a first round reached 97 deviations, and honest
 deviations reached a factor of 78."""
@@ -65,7 +65,7 @@ def central_means(
     shares: Sequence[float],
     received: Mapping[str, np.ndarray],
 ) -> CentralMeans:
-    """The means of statistics, with values far from the median moved towards it.
+    """The means of statistics, after values far from the median were moved towards it.
 
     Args:
         sent: The statistics of each update by the name of a tensor, in the shape of the whole

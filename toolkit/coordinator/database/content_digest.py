@@ -1,9 +1,9 @@
 """A digest of all rows of the database. Triggers update it in the transaction of each change.
 
 SQLite's database file has no checksums, so SQLite does not notice a flipped bit in a value, or a
-transaction of which only a half was written. The digest is the sum of one CRC-32 for each row, so
-the cost of a change does not depend on the number of rows. The digest is compared with the rows
-when the database is opened.
+transaction that was written only in part. The digest is the sum of one CRC-32 for each row, so the
+cost of a change does not depend on the number of rows. The digest is compared with the rows when
+the database is opened.
 """
 
 import sqlite3

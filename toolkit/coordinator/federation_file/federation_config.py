@@ -311,7 +311,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
 
     @property
     def expected_devices(self) -> int:
-        """How many devices have to join before the first round opens.
+        """The first round opens only when this many devices have joined.
 
         By default this is the sum of all `count` that are numbers, and at least 1.
         """

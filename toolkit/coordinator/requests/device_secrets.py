@@ -19,7 +19,7 @@ class DeviceSecrets(FederationState):
     """Replaces the secrets of devices."""
 
     def new_secret(self, device: Device) -> str:
-        """The challenge that `device` has to answer with a new secret; empty if there is none."""
+        """The challenge that `device` must answer with a new secret; empty if there is none."""
         due = self.secrets_due.get(device.id)
         return "" if due is None else due.challenge
 

@@ -7,12 +7,12 @@ If no devices judge the last model, `finished` follows immediately. While a roun
 committee of devices may judge the new model.
 
 A device may leave at any time. Another device may take its place and trains from the next round on.
-A device that has stopped keeps its place, and no round waits for it until it asks for work again. A
-device that may not begin a round, because of its owner's conditions, is treated in the same way. A
-device that the operator has paused also keeps its place, and gets no work until the pause ends. A
-round may be opened for some devices only, with a goal: the number of updates that closes it. The
-other devices wait. If too few updates have come at the deadline, the round opens again for other
-devices.
+A device that has stopped keeps its place, and no round waits for it until it asks for work again.
+If the conditions of its owner forbid a device to begin a round, the device is treated in the same
+way. A device that the operator has paused also keeps its place, and gets no work until the pause
+ends. A round may be opened for some devices only, with a goal: the number of updates that closes
+it. The other devices wait. If too few updates have come at the deadline, the round opens again for
+other devices.
 
 In asynchronous rounds, if a round closes without the update of a device, the device goes on
 training. The update counts in the round that is open when the update comes. Then the device waits
@@ -498,7 +498,7 @@ class Rounds:
     def ask_committee(self, devices: Collection[str], until: float) -> None:
         """Let `devices` judge a new model of the closed round. Judging ends at the time `until`.
 
-        Meanwhile the other devices wait.
+        During the judging, all other devices wait.
         """
         self._expect(self.phase == "aggregating" and bool(self._offers), "ask a committee")
         self.judges, self._judging_ends_at = self.present & set(devices), until

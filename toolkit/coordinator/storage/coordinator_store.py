@@ -254,7 +254,7 @@ class Store:
     def checking(self, device: str) -> Iterator[str | None]:
         """Yield the SHA-256 of the tensors that `device` sent last, or None.
 
-        Their file stays during the block, even if the device sends other tensors meanwhile.
+        The file of these tensors stays during the block, even if the device sends other tensors.
         """
         with self._database.exclusively():
             sha256 = self.upload(device)

@@ -51,7 +51,8 @@ class Release(Struct, frozen=True, kw_only=True):
         withdrawn: Whether devices go back to the previous release.
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
-        fine_tune: The most steps that devices may train it on their own samples; 0 if they may not.
+        fine_tune: The most steps that devices may train the release on their own samples; 0 means
+            no training.
         training: The files of the bundle for fine-tuning, by kind.
     """
 
