@@ -33,8 +33,8 @@ class AggregationPolicy:
     and give it to `aggregate` or `Federation` as `strategy`.
 
     Args:
-        weights: The weight of an update: `samples` is the number of its samples, `uniform` is the
-            same weight for all, `softmax` is FedHM eq. 2 over the submodels' strengths.
+        weights: The weight of an update. `samples`: the number of its samples. `uniform`: the same
+            weight for all updates. `softmax`: FedHM eq. 2 over the submodels' strengths.
         temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
         factors: How the updates of families that keep factors are averaged. `afm` averages the
             factors, then composes the tensor. `act` composes the tensor of every update, then

@@ -31,7 +31,8 @@ def export(
         out: The folder to write. It must not exist, unless `force` is set.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         verify: Whether to compare operators and training steps with PyTorch in float64 first. By
-            default, graphs from the cache that passed in an earlier export are not compared again.
+            default, cached graphs that passed the comparison in an earlier export are not compared
+            again.
         force: Replace an earlier bundle at `out`.
         progress: Called with the name of each stage when it begins; `print` shows them.
 

@@ -124,8 +124,8 @@ class Attendance:
     def turnout(self, round_: int, chosen: Chosen, closed: float = 0.0) -> Turnout:
         """Decide which of the clients `chosen` for `round_` deliver an update.
 
-        Whether a client fails depends only on the seed, the round and the client's number. `closed`
-        is the time when the previous round closed, in simulated seconds.
+        Only the seed, the round and the client's number decide whether a client fails. `closed` is
+        the time when the previous round closed, in simulated seconds.
         """
         luck = self.luck(round_)
         failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
@@ -158,7 +158,7 @@ class Attendance:
         return [one for one in chosen if self.returns(one[0], opened) >= closed > opened]
 
     def luck(self, round_: int) -> np.ndarray:
-        """A random number for each client of `round_`; below `failure_rate` the client fails."""
+        """A random number for each client of `round_`. A client fails below `failure_rate`."""
         # The third number separates these draws from those of the sampling.
         return np.random.default_rng([self.seed, round_, 1]).random(self.clients)
 

@@ -11,8 +11,8 @@ tensor by v - r. The limits follow from a `Reference`, the medians of earlier ro
 
 Statistics of batch norm are limited after the last update; see `norm_statistics.py`.
 
-An update within its limits is not changed, bit for bit. So updates can be added one by one, and
-the limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
+An update within its limits stays the same, bit for bit. So updates can be added one by one, and the
+limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
 takes the medians of its own updates.
 """
 
@@ -55,7 +55,7 @@ HUGE = 1e20
 """If the size of a change is smaller, none of its numbers overflows float32."""
 PIECE = 1 << 13
 """How many numbers are compared at a time. BLAS divides a dot product of 10,000 numbers or more
-between threads, and the result would depend on the number of threads."""
+between threads. Then the result would depend on the number of threads."""
 
 
 @dataclass

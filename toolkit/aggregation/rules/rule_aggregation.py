@@ -7,10 +7,10 @@ the model by v_p - r_p. P_i are the updates that contain element i. Then
     new_i = mean_{p in P_i} r_pi  +  rule_{p in P_i} (v_pi - r_pi)
 
 So a rule compares the changes that training made, without the approximation errors of submodels. If
-all devices received the model itself, the result is the rule of the values. All updates have the
-same weight, because a device may lie about its number of samples. Only `fltrust` weighs updates, by
-their trust; then both terms are weighted means. Factors that are kept between rounds (`cp`) move by
-the rule in the same way, if no other update contains the tensor that they compose.
+all devices received the model itself, the result is the rule applied to the values. All updates
+have the same weight, because a device may lie about its number of samples. Only `fltrust` weighs
+updates, by their trust; then both terms are weighted means. Factors that are kept between rounds
+(`cp`) move by the rule in the same way, if no other update contains the tensor that they compose.
 """
 
 from collections.abc import Iterator, Mapping

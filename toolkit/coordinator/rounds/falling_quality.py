@@ -14,7 +14,7 @@ BEHIND = 5
 """Another reason for a warning: none of this many newest models comes near the best earlier
 model."""
 WINDOW = 20
-"""The best model is searched among this many newest models, so that a warning ends."""
+"""Only this many newest models are searched for the best model, so that a warning ends."""
 POINTS = 0.03
 """An accuracy is near another if it is lower by at most this much."""
 RISE = 0.1

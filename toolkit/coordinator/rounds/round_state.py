@@ -304,7 +304,7 @@ class Rounds:
     def note_started(self, device: str) -> None:
         """Record that `device` has got work. In asynchronous rounds it may go on after the round.
 
-        A device that has not asked for work gets the work of the next round instead.
+        A device that has not asked for work gets the work of the next round.
         """
         if self.phase == "training":
             self._started.add(device)
