@@ -78,7 +78,7 @@ class SampleFlow:
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:
-        """The nodes whose values `node` reads, without nodes of which it reads only the shape."""
+        """The nodes whose values `node` reads, except nodes of which only the shape is read."""
         position = shape_argument(node)
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes

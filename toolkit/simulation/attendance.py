@@ -158,7 +158,7 @@ class Attendance:
         return [one for one in chosen if self.returns(one[0], opened) >= closed > opened]
 
     def luck(self, round_: int) -> np.ndarray:
-        """A random number for each client of `round_`. A client fails below `failure_rate`."""
+        """A random number for each client of `round_`. Clients below `failure_rate` fail."""
         # The third number separates these draws from those of the sampling.
         return np.random.default_rng([self.seed, round_, 1]).random(self.clients)
 

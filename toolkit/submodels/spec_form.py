@@ -117,7 +117,7 @@ class Choice:
 
 RECOMPUTE = Choice("recompute", ("some", "yes", "no"))
 COMMON = (RECOMPUTE,)
-"""Options of every family. They set how a device trains the submodel, not what it trains."""
+"""Options of every family. They change how a device trains a submodel, not the submodel itself."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class DeviceSecrets(FederationState):
         logger.info("%s has a new secret.", label(device))
 
     def void_late_secrets(self) -> None:
-        """Void the secrets of devices that made no new secret in time. They have to join again."""
+        """Void the secrets of devices that made no new secret in time. They must join again."""
         now = self.wall_clock()
         if all(now <= due.until for due in self.secrets_due.values()):
             return
