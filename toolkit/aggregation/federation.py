@@ -248,7 +248,7 @@ class Federation:
         self._follow(replace(self.model, kept=kept))
 
     def new_aggregation(self) -> Aggregation | RuleAggregation:
-        """Make an aggregation for updates of this model, with this policy; see `take`."""
+        """Make an aggregation for updates of this model, by the federation's policy; see `take`."""
         return new_aggregation(self.model, self.policy, self._trusted())
 
     def _trusted(self) -> Mapping[str, Tensor] | None:

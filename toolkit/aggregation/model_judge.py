@@ -11,8 +11,8 @@ Held-out samples show the damage. Each round is judged in four steps:
 3. Suspected updates are left out only if the model without them is clearly better. Both models
    predict the same samples, and the differences are compared (a paired test). This finds much
    smaller differences than a comparison of two accuracies.
-4. A suspected update is not left out, but stays with a part of its weight, if the model is then not
-clearly worse.
+4. If the model is not clearly worse with a part of a suspected update's weight, the update stays
+with this part.
 
 Some honest updates also raise the loss of their round, for example updates of a device with few
 classes. So the model without them must not only be better, but make much more progress. An honest
