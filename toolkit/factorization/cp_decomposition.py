@@ -85,9 +85,9 @@ def leading_vectors(target: Tensor, mode: int, rank: int) -> Tensor:
 def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
     """Alternating least squares (ALS) for CP factors.
 
-    Each sweep solves for the factor of every mode in turn, with the other factors fixed: A_n =
-    X_(n) K (K^T K)^-1. K is the Khatri-Rao product of the other factors. The Gram matrix of K is
-    the elementwise product of the Gram matrices of these factors.
+    Each sweep solves for the factor of every mode in turn, with the other factors fixed:
+    A_n = X_(n) K (K^T K)^-1. K is the Khatri-Rao product of the other factors. The Gram matrix of K
+    is the elementwise product of the Gram matrices of these factors.
 
     Args:
         target: The tensor X to decompose (I_1, ..., I_N).

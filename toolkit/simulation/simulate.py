@@ -99,8 +99,8 @@ def simulate(
         device: The PyTorch device on which clients are trained, such as `"cuda"`.
         seed: Replaces both seeds of the file.
         rounds: Replaces the number of rounds in the file.
-        values: Values that replace values of the file, for example `{"training.epochs": 5,
-            "devices.phone.submodel": "full"}`.
+        values: Values that replace values of the file, for example
+            `{"training.epochs": 5, "devices.phone.submodel": "full"}`.
         force: Replace an earlier simulation in `out`.
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
             `history.jsonl`.

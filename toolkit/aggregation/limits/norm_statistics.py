@@ -10,11 +10,11 @@ distances to c. A value outside of [c - d, c + d] is moved to the nearer end; th
 taken. A variance is compared by its logarithm. If n < ENOUGH, the received value takes part in both
 medians, because two values do not show which of them is right.
 
-A value that only one update contains cannot be compared in this way. This value stays within o +-
-(ALONE u + r). o is the global model's value. u is STATISTIC standard deviations, or for a variance
-the logarithm of STATISTIC. r is the largest move of an element of the same tensor by ENOUGH
-updates; if there is no such element, r is 0. If the variance still has its initial value 1, it has
-not been measured yet. Then r allows FIRST standard deviations.
+A value that only one update contains cannot be compared in this way. This value stays within
+o +- (ALONE u + r). o is the global model's value. u is STATISTIC standard deviations, or for a
+variance the logarithm of STATISTIC. r is the largest move of an element of the same tensor by
+ENOUGH updates; if there is no such element, r is 0. If the variance still has its initial value 1,
+it has not been measured yet. Then r allows FIRST standard deviations.
 """
 
 import math
