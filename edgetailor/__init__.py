@@ -85,7 +85,7 @@ HOMES = {
     "train": "device_agent.training.standalone_training",
     "write_partial": "toolkit.aggregation.partial_aggregates.partial",
 }
-"""The module of each public name. If the name there is another, it follows after a colon."""
+"""The module of each public name. If the object has another name there, this follows a colon."""
 
 __all__ = [
     "Aggregation",

@@ -9,7 +9,7 @@ _FIELD = re.compile(r"\{(\w+)(![rs])?(:[^{}]*)?\}")
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Fill in `template`: replace `{name}`, `{name!r}` and `{name:.1f}` by the value of this name.
+    """Fill in `template`: replace `{name}`, `{name!r}` and `{name:.1f}` by the value of `name`.
 
     A list is written with commas. Other braces stay unchanged, because a value such as a path may
     contain braces.
@@ -116,7 +116,7 @@ class LimitError(EdgeTailorError):
 
 
 class DoesNotFitError(LimitError):
-    """A bundle needs more memory than a process may use. It is refused before training."""
+    """A bundle needs more memory than a process may use. The bundle is refused before training."""
 
 
 class NothingFitsError(EdgeTailorError):

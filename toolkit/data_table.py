@@ -35,7 +35,7 @@ def read_data_table(path: Path) -> Preprocessing:
     """Read the table [data] of a TOML file, such as a federation's. Other tables are ignored.
 
     Raises:
-        InputError: The file cannot be read, has no such table, or the table is wrong.
+        InputError: The file cannot be read or has no such table, or the table is wrong.
     """
     content = read_toml(path)
     if "data" not in content:

@@ -17,7 +17,7 @@ from exporters.programs.training.losses import Objective
 logger = logging.getLogger(__name__)
 
 GROUPS = 100
-"""The approximate number of groups of samples with separate losses: enough for a standard error."""
+"""About how many groups of samples have their own loss: enough for a standard error."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Evaluation:
             label sequences (CTC).
         loss: Mean loss of the labels that count.
         classes: For each class, its number of labels and how many of them are predicted correctly.
-            None without an accuracy, and for more than 1,000 classes.
+            None if there is no accuracy, or if there are more than 1,000 classes.
         confusion: The confusion matrix, int64 (classes, classes): how many labels of the class of
             the row are predicted as the class of the column. None if `classes` is None.
         rmse: Root of the mean squared error over all numbers of a regression; else None.
         mae: Mean absolute error over all numbers of a regression; else None.
         metrics: Means of other figures that the loss computes for each sample, by name.
         groups: The losses of groups of samples, float64 (groups, 2): the sum over the labels of a
-            group, and the number of these labels. Two models have the same groups if their samples
-            are the same, so that their losses can be compared in pairs. None if not known.
+            group, and the number of these labels. Two models that are evaluated on the same samples
+            have the same groups, so their losses can be compared in pairs. None if not known.
     """
 
     samples: int

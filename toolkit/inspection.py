@@ -36,7 +36,7 @@ class Inspection:
             as in EmbracingFL.
         bytes: Size of the weights that a device receives.
         exchanged_params: Numbers that a device sends back.
-        layers: The form of each layer in the submodel, and the reason for it.
+        layers: The form of each layer in the submodel, and the reason for this form.
         note: A warning if the submodel hardly saves anything; else empty.
     """
 
@@ -70,7 +70,7 @@ class CutPlace:
 
     Attributes:
         module: The slice's first module with parameters. If the slice first reads a parameter of
-            the model itself, the name of this parameter.
+            the model itself, this is the parameter's name.
         params: Trained parameters of the slice.
         activations: Output elements of its convolution and linear layers for one batch.
         capacity: Trained parameters plus activations, divided by the same sum of the full model.
@@ -158,9 +158,9 @@ def inspect_each(
 def check_operators(submodel: Submodel, format: Format = "onnx") -> None:
     """Raise ExportError, as an export does, if an operator of the submodel cannot be exported.
 
-    An operator that cannot be trained may still be exported in a frozen layer. So if the model has
-    an operator that may be impossible to export, the graphs are compiled, which shows the errors.
-    TFLite graphs are always compiled, because no list names the operators that TFLite lacks.
+    An operator that cannot be trained can sometimes be exported in a frozen layer. So if the model
+    has a doubtful operator, the graphs are compiled: the compilation shows the errors. TFLite
+    graphs are always compiled, because no list names the operators that TFLite lacks.
     """
     sources = (s.source for s in submodel.program.signatures if s.source is not None)
     if format == "tflite" or any(
@@ -192,7 +192,8 @@ LITTLE = 0.1
 def note(submodel: Submodel, full: Submodel) -> str:
     """Return a warning if `submodel` saves little compared with `full`; else an empty text.
 
-    Only submodels that have factors or fewer channels, and no personal model, are checked.
+    Submodels are checked only if they have factors or fewer channels. Submodels with a personal
+    model are not checked.
     """
     tensors = submodel.program.tensors
     cut_down = any(e.factor is not None or e.part is not None for e in tensors)
@@ -229,7 +230,7 @@ def cut_places(captured: Captured, batch: int) -> list[CutPlace]:
 
     Raises:
         ModelError: The model cannot be cut at all.
-        SpecError: The model changes its own parameters, which only `full` can train.
+        SpecError: The model changes its own parameters. Only `full` can train such a model.
     """
     refuse_changed_parameters(captured, "slice")
     logger.info("looking for places to cut")

@@ -1,7 +1,7 @@
 """Logs the figures of rounds to TensorBoard or MLflow, for `simulate` and `serve`.
 
-A run that continues also logs the earlier rounds, so that no round is missing. Each figure of a
-round is logged once.
+A run that continues an earlier run also logs the earlier rounds, so that no round is missing. Each
+figure of a round is logged once.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from device_agent.formats.protocol.fleet import FederatedEvaluation, HeldOutFigu
 from profiles.errors import InputError
 
 LogName: TypeAlias = Literal["mlflow", "tensorboard"]
-"""A service to which rounds are logged. It has the name of its package."""
+"""The name of a service to which rounds are logged. This is the name of its Python package."""
 EVENTS, RUN_ID = "tensorboard", "mlflow-run"
 """The folder of TensorBoard's event files, and the file with the id of MLflow's run."""
 EXPERIMENT = "edgetailor"
@@ -56,8 +56,8 @@ def open_logs(
 ) -> Iterator[list[Log]]:
     """Provide a function for each log in `names`. The function logs the figures of a round.
 
-    The rounds in `history` are logged first. `folder` holds what a later start needs to continue
-    the logs. The `settings` become the parameters of a new run in MLflow.
+    The rounds in `history` are logged first. `folder` stores the state that a later start needs to
+    continue the logs. The `settings` become the parameters of a new run in MLflow.
 
     Raises InputError if MLflow's store cannot be used.
     """

@@ -1,6 +1,7 @@
 """Evaluates a model on samples that no device trained on: accuracy, by class, loss and errors.
 
-Also computes the gradient of its loss on such samples, and what training on them changes.
+Also computes the gradient of the model's loss on such samples, and how training on these samples
+changes the model.
 """
 
 import logging
@@ -39,15 +40,15 @@ from toolkit.submodels.model_loading import load_model
 logger = logging.getLogger(__name__)
 
 CHUNK = 256
-"""The most samples that are evaluated at once."""
+"""The most samples that are evaluated at a time."""
 PROBE = 13
 """The number of samples on which a model runs first, to find out which outputs it returns."""
 NEEDS_GRADIENTS = "does not require grad"
-"""Part of PyTorch's error if a model's own code computes gradients while they are disabled."""
+"""Part of PyTorch's error if a model's own code needs gradients but gradients are disabled."""
 GRADIENT = 500
-"""About how many samples are enough for a gradient of the loss, or to train on them."""
+"""About how many samples `loss_gradient` and `trained_change` use at most."""
 NUMBERS = 1 << 24
-"""The most output numbers that are evaluated at once; a single sample may have more."""
+"""The most output numbers that are evaluated at a time; a single sample may have more."""
 
 
 def evaluate(
@@ -97,7 +98,8 @@ def evaluate_outputs(
 ) -> Evaluation:
     """Do the same as `evaluate` for a function that computes outputs from a batch of samples.
 
-    `outputs` describes several outputs that the function packs into one tensor; else None.
+    If the function packs several outputs into one tensor, `outputs` describes them; else it is
+    None.
     """
     shape = tuple(predict(torch.from_numpy(x[:1])).shape[1:])
     goal = objective(loss, outputs or shape)
@@ -142,9 +144,10 @@ def training_problem(module: nn.Module, x: np.ndarray, y: np.ndarray, loss: Loss
 
     The parameters do not change, but running statistics do.
 
-    Returns a text that names what is not finite: the loss, a gradient or a new statistic. Returns
-    None if all numbers are finite. It also returns None if the module cannot train on this batch:
-    that says nothing about the weights, because some layers need two or more samples.
+    Returns a text that names the number that is not finite: the loss, a gradient or a new
+    statistic. Returns None if all numbers are finite. Also returns None if the module cannot train
+    on this batch. Such a failure says nothing about the weights: some layers need two or more
+    samples.
     """
     before = torch.get_rng_state()
     try:
@@ -185,7 +188,7 @@ def loss_gradient(
         x: Samples (n, *shape).
         y: Their labels, as for `evaluate`.
         loss: The loss.
-        batch_size: How many samples are in memory with their activations together.
+        batch_size: How many samples are in memory at the same time, with their activations.
 
     Returns:
         The gradient by the name of a parameter, in the parameter's shape. Empty if it cannot be
@@ -233,7 +236,7 @@ def trained_change(
 ) -> dict[str, torch.Tensor]:
     """Compute how one epoch of SGD would change the parameters of `module`, without changing them.
 
-    At most about GRADIENT samples are used, as by `loss_gradient`. Their order is always the same.
+    Uses at most about GRADIENT samples, like `loss_gradient`. Their order is always the same.
 
     Returns:
         The changes by the name of a parameter. Empty if they cannot be computed, or if a number is

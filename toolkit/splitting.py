@@ -31,7 +31,7 @@ def split(
 ) -> Submodel:
     """Cut a model into the submodel that a spec describes.
 
-    Call it once for each kind of device: a submodel serves all rounds.
+    Call it once for each kind of device, because a submodel is used in all rounds.
 
     Args:
         model: The global model.

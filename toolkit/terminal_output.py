@@ -44,7 +44,7 @@ def show_stages() -> Console:
 
 
 def table(*columns: str) -> Table:
-    """Make an empty table. The first column is for text, the others for numbers."""
+    """Make an empty table. The first column is for text, and the other columns are for numbers."""
     rows = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         rows.add_column(column, justify="right" if number else "left", overflow="fold")

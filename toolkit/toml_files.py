@@ -107,10 +107,10 @@ def read_table(
 
 
 def with_values(path: Path, content: dict[str, Any], values: Values) -> dict[str, Any]:
-    """A copy of the content of the file `path` in which `values` replace or add values.
+    """Copy the content of the file `path`, and replace or add `values` in the copy.
 
-    Parts of a key are separated by dots. In a list of tables, such as `[[devices]]`, the part of
-    the key is the `name` of a table. Tables that are missing are added.
+    Parts of a key are separated by dots. For a list of tables, such as `[[devices]]`, the next part
+    of the key is the `name` of a table. Tables that are missing are added.
 
     Raises InputError if a part of a key does not name a table, or if a whole key names a table.
 

@@ -19,9 +19,10 @@ class OutputUse:
     """One output of a model.
 
     Attributes:
-        output: Its name; a tuple's outputs are numbered from "0", and a single tensor is "output".
+        output: Its name. The outputs of a tuple are named "0", "1" and so on; a single tensor is
+            named "output".
         shape: Shape for one sample; None if no loss can take it.
-        use: The loss that trains this output, with its labels; or why no loss trains it.
+        use: The loss that trains this output, with its labels; or the reason why no loss trains it.
     """
 
     output: str
@@ -64,7 +65,7 @@ def trained_outputs(captured: Captured, loss: str) -> TrainedOutputs:
 
 
 def use(part: Part, number: int, loss: str, goal: Objective, outputs: int) -> str:
-    """Describe how `loss` trains the output `part`, which has the index `number` of `outputs`."""
+    """Describe how `loss` trains the output `part`, the number `number` of `outputs` outputs."""
     parsed = parse(loss)
     if isinstance(parsed, Own):
         if goal.used is not None and number not in goal.used:
@@ -102,7 +103,7 @@ def _is_logit(part: Part) -> bool:
 
 
 def labels_text(labels: LabelRule, only: str | None = None) -> str:
-    """The arrays of labels in words. If `only` is given, the array of this output."""
+    """The arrays of labels in words. If `only` is given, describe only the array of this output."""
     parts: Sequence[Part] = labels.parts or (
         Part(
             name="",

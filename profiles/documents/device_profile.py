@@ -1,8 +1,9 @@
 """A device as the planner sees it: its hardware and its calibration.
 
 A built-in profile is a TOML file of published figures with their sources. The profile of a real
-device is the JSON file that `edgetailor-agent calibrate --out` or `bench --out` writes. If an owner
-has contributed such a file, it is next to the TOML file. Unknown figures are absent.
+device is the JSON file that `edgetailor-agent calibrate --out` or `bench --out` writes. Owners can
+contribute such a JSON file, which is then next to the TOML file. A profile leaves out figures that
+are not known.
 """
 
 import datetime
@@ -29,9 +30,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `edgetailor-agent calibrate` there instead of filling in the fields.
 
     `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
-    measurement or look-up. Only a real device has `machine` and `calibration`. `bench --out`
-    adds `versions` (of the agent and of all installed runtimes, by package) and `trainings`.
-    `trainings` are the profiles of the measured bundles, one for each bundle and
+    measurement or look-up. Only the profile of a real device has `machine` and `calibration`.
+    `bench --out` adds `versions` (of the agent and of all installed runtimes, by package) and
+    `trainings`. `trainings` are the profiles of the measured bundles, one for each bundle and
     runtime.
     """
 
@@ -66,7 +67,7 @@ FIGURES = (
 MEASURED = "calibration"
 """The key in `sources` with the origin of a built-in profile's measurements."""
 OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
-"""If one of these figures is not published, a measured device of the same kind gives it."""
+"""If one of these figures is not published, it is taken from a measured device of the same kind."""
 
 
 def load_device(reference: str) -> DeviceProfile:
@@ -106,7 +107,7 @@ def load_device(reference: str) -> DeviceProfile:
 
 
 def built_in_profile(path: Path) -> DeviceProfile:
-    """Read the built-in profile in the TOML file `path`, with measurements from its JSON file."""
+    """Read the built-in profile `path` (TOML), and the measurements in the JSON file next to it."""
     published, sent = read_device(path), path.with_suffix(".json")
     if not sent.exists():
         return published

@@ -1,5 +1,5 @@
 """Aggregates updates of any shape into one global model.
 
-Start with `aggregate.py`. `recover.py` is for your own aggregation, `federation.py` is the loop
+Start with `aggregate.py`. `recover.py` is for your own aggregation, and `federation.py` is the loop
 over rounds. Nothing here depends on how updates arrive.
 """

@@ -28,8 +28,8 @@ from toolkit.submodels.global_model import GlobalModel
 Strategy = Callable[[GlobalModel, Iterator[RecoveredUpdate]], Mapping[str, Tensor]]
 """(global model, updates) -> the new values of the global tensors that change, by name.
 
-The updates can be iterated once. Each is recovered only when the iteration reaches it. So a
-strategy that keeps only sums never holds two updates in memory."""
+The updates can be iterated only once. Each update is recovered only when the iteration reaches it.
+So if a strategy keeps only sums, memory never contains two updates."""
 
 
 def aggregate(
@@ -44,7 +44,7 @@ def aggregate(
 ) -> GlobalModel:
     """Aggregate updates into the next global model.
 
-    Use it at the end of a round, when all updates have arrived. If they arrive one by one, use
+    Use it at the end of a round, when all updates have arrived. If updates arrive one by one, use
     `Aggregation`.
 
     By default each element of the model moves towards its weighted mean over the updates that
@@ -60,10 +60,10 @@ def aggregate(
     Args:
         model: The global model that the updates were trained from.
         updates: Records and arrays, as `read_update` returns them.
-        policy: The weights of updates. Without `strategy`, also how factors are averaged and how
-            far the model moves.
-        strategy: A function that replaces the weighted mean. It gets every update recovered to
-            full shapes, and returns new tensors. Default: the weighted mean.
+        policy: The weights of updates. Without `strategy`, it also sets how factors are averaged
+            and how far the model moves.
+        strategy: A function that replaces the weighted mean. The function gets every update
+            recovered to full shapes, and returns new tensors. Default: the weighted mean.
         limits: Limits each update before it is aggregated. Default: no limits.
         trusted: For `rule="fltrust"`: how training on held-out samples changes the parameters of
             `model`, by global tensor. `Federation.trusted_change` computes it.

@@ -1,4 +1,4 @@
-"""The weights of updates, and how far the global model moves to their mean."""
+"""The weights of updates, and how far the global model moves to the mean of the updates."""
 
 import hashlib
 import math
@@ -14,14 +14,15 @@ Rule = Literal["mean", "trimmed", "median", "krum", "fltrust"]
 ServerOptimizer = Literal["fedavgm", "fedadam", "fedyogi"]
 
 LOWEST_TEMPERATURE = 0.05
-"""At this temperature a full model outweighs one of rank ratio 1/2 by e^10. Far below it, float32
-weights of weak devices become 0, and tensors that only they trained are lost."""
+"""At this temperature a full model outweighs one of rank ratio 1/2 by e^10. Far below this
+temperature, the float32 weights of weak devices become 0. Then tensors that only weak devices
+trained are lost."""
 
 SERVER_RATES: dict[ServerOptimizer, float] = {"fedavgm": 1.0, "fedadam": 0.01, "fedyogi": 0.01}
 """The defaults of `server_rate`."""
 
 GREATEST_BETA = 10.0
-"""Far beyond TDPFed's 1.8. The bound keeps the new model within float32."""
+"""The largest `beta`, far above TDPFed's 1.8. The bound keeps the new model within float32."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class AggregationPolicy:
     and give it to `aggregate` or `Federation` as `strategy`.
 
     Args:
-        weights: The weight of an update: `samples` is the number of its samples, `uniform` is the
-            same weight for all, `softmax` is FedHM eq. 2 over the submodels' strengths.
+        weights: The weight of an update. `samples`: the number of its samples. `uniform`: the same
+            weight for all updates. `softmax`: FedHM eq. 2 over the submodels' strengths.
         temperature: The temperature of the softmax, from 0.05; inf means uniform weights.
         factors: How the updates of families that keep factors are averaged. `afm` averages the
             factors, then composes the tensor. `act` composes the tensor of every update, then
@@ -138,7 +139,8 @@ class AggregationPolicy:
         """The weight of an update of `samples` samples, relative to other updates.
 
         `strength` is in (0, 1]. The softmax is FedHM eq. 2 with 1 subtracted from every strength.
-        The subtraction does not change the quotient, but keeps every exponential at most 1.
+        The subtraction does not change the ratios of the weights, but keeps every exponential at
+        most 1.
         """
         match self.weights:
             case "samples":

@@ -12,7 +12,7 @@ from device_agent.formats.update import UpdateRecord
 from toolkit.aggregation.update_validation import is_statistic
 
 COUNTER = "num_batches_tracked"
-"""The name of batch norm's counter: how many batches its statistics were computed from."""
+"""The name of batch norm's counter. It counts the batches behind the statistics."""
 MOST_BATCHES = 10**9
 """The most batches that a counter may advance by in one round. The counter has 64 bits."""
 

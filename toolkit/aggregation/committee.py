@@ -4,8 +4,9 @@ Without held-out samples of its own, a coordinator does not know whether a round
 worse. Therefore some of the round's devices evaluate the new model before it is published, on
 samples on which they never train. Each device compares the new model with the previous model on the
 same samples, and has one vote (BaFFLe, Andreina et al. 2021). If at least half of the votes say
-"worse", the updates that point against most others are left out, and the committee judges the model
-without them. If the committee also rejects this model, all updates of the round are left out.
+"worse", the updates that point against most other updates are left out, and the committee judges
+the model without them. If the committee also rejects this model, all updates of the round are left
+out.
 
 Each device compares losses itself, and only votes are counted. So a hostile member has one vote,
 whatever it claims, and a minority of the committee cannot decide.
@@ -23,9 +24,9 @@ MARGIN = 0.1
 """A device votes against a model that raises its mean loss by more than this share. Honest rounds
 also raise the loss of some devices, especially if each device has few classes."""
 FEWEST = 3
-"""With fewer votes, one hostile device could decide. Then the updates of the round are left out."""
+"""With fewer votes, one hostile device could decide, so the updates of the round are left out."""
 LARGEST_SHOWN = 10
-"""A larger rise is not shown exactly: a model that has diverged may raise the loss without end."""
+"""A larger rise is not shown exactly: a diverged model may raise the loss without limit."""
 UNJUDGED = "the committee could not judge the new model"
 """The reason why the updates of a round were left out begins with this text, or with REJECTED."""
 REJECTED = "the committee has rejected the new model"
@@ -98,9 +99,9 @@ than 10% (median 40%)'
 def rise(before: EvaluationCounts, after: EvaluationCounts) -> float | None:
     """The share by which a new model raises a device's mean loss; None if nothing can be compared.
 
-    `before` has the counts of the previous model, `after` those of the new model. They can be
-    compared if both have the same number of samples and labels, and at least one of each. If the
-    new loss is not finite, the result is infinite.
+    `before` has the counts of the previous model, and `after` has the counts of the new model. They
+    can be compared if both count the same number of samples and of labels, at least one of each. If
+    the new loss is not finite, the result is infinite.
 
     Examples:
         >>> def counts(loss):

@@ -59,7 +59,7 @@ class FactorMean:
         self.lost.add(other.lost)
 
     def replace(self, name: str, means: Tensor) -> None:
-        """Use `means` as the mean of the global tensor `name`, if the updates hold it."""
+        """Use `means` as the mean of the global tensor `name`, if the updates contain it."""
         for entry in self.table:
             if entry.stands_for == name and entry.factor is None:
                 part = slice_of(entry, tuple(means.shape))
@@ -87,8 +87,8 @@ class FactorMean:
 
         Let w be a tensor of `model`, c(f) the tensor that its kept factors f compose, and c the new
         composed tensor. Then c - w is the sum of the change by training, c - c(f), and the error of
-        the fit, c(f) - w. Factors of stale updates have already moved less. This method reduces the
-        error, too. The result is c - (1 - S / N) (c(f) - w), with S = sum s n and N = sum n.
+        the fit, c(f) - w. Factors of stale updates have already moved less. This method also
+        reduces the error. The result is c - (1 - S / N) (c(f) - w), with S = sum s n and N = sum n.
         Without stale updates, the result is c.
         """
         shapes = slice_shapes(table, shapes_of(model.tensors))

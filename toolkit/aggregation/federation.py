@@ -79,13 +79,13 @@ class Federation:
         model_reference: `package.module:function` that returns the model.
         input_shape: The shape of one sample, without the batch.
         training: How devices train.
-        weights_file: The model's first weights. Default: the weights that it is built with.
+        weights_file: The model's first weights. Default: the weights that the model is built with.
         seed: The seed that the model is built with.
         policy: The weights of updates and how far the model moves in a round.
         strategy: A function that replaces the weighted mean; see `aggregate`.
         statistics: Training samples (n, *input_shape) for the statistics of static batch norms.
-            Without them the statistics come from the samples of `evaluate`, which makes the model
-            look better than it is.
+            Without `statistics`, the samples of `evaluate` are used. Then the model looks better
+            than it is.
         preprocessing: How the files of devices become samples; None if they have arrays.
         inputs: What you know about the samples: the range of their numbers, and the inputs that are
             packed into one sample.
@@ -191,7 +191,7 @@ class Federation:
         stale: Iterable[StaleUpdates],
         limits: RoundLimits | None = None,
     ) -> None:
-        """Aggregate `updates` of this model and those of earlier versions; all are checked.
+        """Aggregate checked `updates` of this model, and checked updates of earlier versions of it.
 
         `stale` has one entry for each earlier version. The older the version, the less its updates
         count; see `stale_updates.py`. Call `keep_factors` before you make the first bundles. If
@@ -236,7 +236,7 @@ class Federation:
         """Keep factors for each submodel in `specs` whose family averages factors.
 
         Without this call, a family computes new factors in each round until its first update
-        arrives. Then the factors of two versions cannot be compared.
+        arrives. In that case, the factors of two versions cannot be compared.
         """
         kept = {**self.model.kept}
         for spec in map(parse_spec, specs):
@@ -248,7 +248,7 @@ class Federation:
         self._follow(replace(self.model, kept=kept))
 
     def new_aggregation(self) -> Aggregation | RuleAggregation:
-        """An aggregation of updates of this model by its policy, for `take`."""
+        """Make an aggregation for updates of this model, by the federation's policy; see `take`."""
         return new_aggregation(self.model, self.policy, self._trusted())
 
     def _trusted(self) -> Mapping[str, Tensor] | None:
@@ -265,7 +265,7 @@ class Federation:
         self._follow(aggregation.result())
 
     def take_stale(self, aggregation: Aggregation) -> None:
-        """Do the same as `take`. Also fit the factors that no update holds to the new model.
+        """Do the same as `take`. Factors that no update contains are also fitted to the new model.
 
         In asynchronous rounds, a slow device may train factors while the other devices make many
         versions. Its factors are then compared with the factors of the newest version.
@@ -301,8 +301,9 @@ class Federation:
     ) -> None:
         """Aggregate sums of changes to which the devices have added the noise.
 
-        Each of `changes` has the record of a group, and the sum of its changes in place of tensors;
-        low-rank factors are composed. See `take_noised` for the other arguments and errors.
+        Each of `changes` has the record of a group of devices, and the sum of the group's changes
+        in place of tensors. Low-rank factors are composed. See `take_noised` for the other
+        arguments and errors.
         """
         aggregation = Aggregation(self.model, self.policy)
         for group in changes:
@@ -320,9 +321,10 @@ class Federation:
         """Use the noised sum of clipped changes as the next model, see `noised_model.py`.
 
         Args:
-            aggregation: The sums by `add_clipped` of updates of this model; they may be empty.
+            aggregation: The sums that `add_clipped` made of updates of this model; they may be
+                empty.
             devices: How many devices of each submodel are expected in the sums.
-            round_: The round in which they trained, from 1.
+            round_: The round in which the devices trained, from 1.
             deviation: The standard deviation of the noise in the sums.
             random_bytes: The source of randomness for the noise.
 
@@ -351,7 +353,7 @@ class Federation:
             tensors: The new tensors by global name. They are converted to the model's types.
 
         Raises:
-            InputError: The model does not have one of the tensors, or it has another shape.
+            InputError: The model does not have one of the tensors, or a tensor has another shape.
         """
         own = self.model.tensors
         new = {n: value.to(own[n].dtype) if n in own else value for n, value in tensors.items()}
@@ -445,10 +447,10 @@ class Federation:
         return loss_gradient(self.module, x, y, training.loss, training.batch_size)
 
     def disagreeing(self, updates: Iterable[Received]) -> list[int]:
-        """Which of the checked `updates` point against the others, by number, at most 40%.
+        """The numbers of those checked `updates` that point against most others; at most 40%.
 
-        Use it to find suspects if there are no held-out samples. Some honest updates are among
-        them, such as those of devices with few classes.
+        Use it to find suspects if there are no held-out samples. Some of the suspects are honest,
+        for example updates of devices with few classes.
         """
         aggregation = RuleAggregation(self.model, replace(self.policy, rule="krum"))
         for record, arrays in updates:
@@ -467,7 +469,7 @@ class Federation:
     def influence(
         self, update: Received, gradient: Gradient, reference: Reference | None
     ) -> TensorInfluences:
-        """What a checked update does to the loss, within limits; see `influence.py`."""
+        """The effect of a checked update on the loss, within limits; see `influence.py`."""
         return influence(update, gradient, self.model, self.policy, reference)
 
     def check_training(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -502,7 +504,7 @@ class Federation:
         return global_model.fitted(global_model.from_bytes(data, origin), self.module, origin)
 
     def carried(self, data: bytes) -> tuple[bytes, str]:
-        """A state of this model with the weights of the saved state `data` of another model.
+        """A state of this model; the weights come from `data`, the saved state of another model.
 
         See `carry` for the rules. Also returns one line that says what was carried over. This model
         does not change.

@@ -6,7 +6,7 @@ The loss L changes by about
 
     L(w') - L(w) = sum_p A_p,    A_p = s_p <(grad L(w) + grad L(w')) / 2, D_p>
 
-by the trapezoid rule. So A_p, the influence of update p, is its part in the rise of the loss. One
+by the trapezoid rule. So A_p, the influence of update p, is its share of the rise of the loss. One
 gradient is not enough: at w, the reversed factors of a matrix or large noise may look harmless.
 """
 

@@ -11,11 +11,12 @@ Held-out samples show the damage. Each round is judged in four steps:
 3. Suspected updates are left out only if the model without them is clearly better. Both models
    predict the same samples, and the differences are compared (a paired test). This finds much
    smaller differences than a comparison of two accuracies.
-4. Such an update stays with a part of its weight if the model is then not clearly worse.
+4. If the model is not clearly worse with a part of a suspected update's weight, the update stays
+with this part.
 
 Some honest updates also raise the loss of their round, for example updates of a device with few
 classes. So the model without them must not only be better, but make much more progress. An honest
-update of this kind mostly goes too far in a right direction: with a part of its weight, the model
+update of this sort mostly goes too far in the right direction: with a part of its weight, the model
 is about as good as without the update, or better. In contrast, the reverse of an honest change and
 a change towards wrong labels do harm with any weight. If the honest update were left out, the model
 would not learn what only this device knows. The next update of the device would change as much, and
@@ -33,8 +34,8 @@ import numpy as np
 from device_agent.formats.protocol.fleet import Limited
 
 SUSPECT = 0.75
-"""An update is suspected if it raises the loss by more than this many times the mean by which the
-updates of its round lower it."""
+"""An update is suspected if it raises the loss by more than this multiple of a mean: the mean by
+which the updates of its round lower the loss."""
 PROGRESS = 0.3
 """Without the updates that are left out, the loss must fall further than with them, by at least
 this share."""
@@ -44,15 +45,14 @@ for a trained model, whose loss hardly falls any more."""
 ERRORS = 3.0
 """The mean difference of two losses must be at least this many standard errors."""
 MOST = 0.4
-"""If more than this share of a round's updates are suspected, only the most suspected ones of this
-share may be left out."""
+"""At most this share of a round's updates may be left out: the most suspected ones."""
 PART = 4
 """An update that goes too far counts as if its device had 1 / PART of its samples."""
 REST = 0.15
-"""With this part of its weight, at most this share of the rise of the loss may remain."""
+"""If an update counts in part, at most this share of its rise of the loss may remain."""
 TRIALS = 8
-"""At most this many models are tried to find such updates. All other harmful updates are left
-out."""
+"""At most this many models are tried to find updates that only go too far. All other harmful
+updates are left out."""
 LEAST_UPDATES = 3
 """If a round has fewer updates, none is left out, because it is unknown which one is harmful."""
 JUDGED = "without it the model is better on the held-out samples"
@@ -81,7 +81,7 @@ model is not usable."""
 
 
 class Verdict(NamedTuple):
-    """What happens to the updates that make a model worse.
+    """The decision about the updates that make a model worse.
 
     Attributes:
         left_out: The updates that do not count.
@@ -95,7 +95,7 @@ class Verdict(NamedTuple):
 def judge_updates(
     suspected: Sequence[str], before: Judged, whole: Judged, candidate: Candidates
 ) -> Verdict:
-    """Find the updates that make a model worse, and which of these only go too far.
+    """Find the updates that make a model worse, and those of them that only go too far.
 
     Args:
         suspected: The updates, the most suspected first.
@@ -145,7 +145,8 @@ def harmful(
         without: The quality of the model without some updates; None if it is not usable.
 
     Returns:
-        The first ones of `suspected`; empty if the model is not clearly better without them.
+        The harmful updates, which are the first of `suspected`. Empty if no model without some of
+        these updates is clearly better.
     """
 
     @cache
@@ -201,13 +202,13 @@ def too_far(found: Sequence[str], whole: Judged, candidate: Candidates) -> list[
 def counted_samples(samples: int, most: int | None) -> int:
     """The number of samples that count for an update that goes too far.
 
-    Otherwise at most `most` of its `samples` would count; None for all.
+    If the update did not go too far, at most `most` of its `samples` would count; None means all.
     """
     return max(1, min(samples, most or samples) // PART)
 
 
 def with_part(limited: Limited | None, samples: int, counted: int) -> Limited:
-    """The report about an update that goes too far; `limited` is what else was limited in it."""
+    """The report about an update that goes too far; `limited` reports what else was limited."""
     return replace(limited or Limited(), samples=samples, counted=counted, too_far=True)
 
 
@@ -223,7 +224,7 @@ def is_better(one: Judged, other: Judged, before: float) -> bool:
 
 
 def standard_errors(one: Judged, other: Judged) -> float:
-    """How many standard errors the loss of `one` is below that of `other`, in a paired test.
+    """How many standard errors the loss of `one` is below the loss of `other`, in a paired test.
 
     Let d_i be the differences of the sums over k groups of n_i labels, and m their mean per label.
     The standard error is sqrt(k / (k - 1) sum_i (d_i - m n_i)^2) / sum_i n_i. The result is 0 if

@@ -3,9 +3,9 @@
 Two conditions must hold for the last LAST updates of a device. First, more than half of them did
 harm: they were left out, went too far, or a change in them exceeded its limit by more than the
 factor FAR. Second, at least three were left out, or at least five exceeded a limit by this factor.
-Fewer do not count, because this also happens to some updates of honest devices: a device with
-unusual data exceeds a limit by this factor in at most a third of its rounds, mostly in the first
-rounds.
+Fewer updates do not count, because honest devices also send some updates of this sort. For example,
+a device with unusual data exceeds a limit by this factor in at most a third of its rounds, mostly
+in the first rounds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -81,8 +81,9 @@ def add_round(
 ) -> None:
     """Add a round to the `harm` of each device.
 
-    By device, `left_out` has the reason why an update was left out, and `limited` what was limited
-    in an update. Updates that a committee leaves out do not count, because some of them are honest.
+    For each device, `left_out` has the reason why its update was left out, and `limited` has the
+    limits that changed its update. Updates that a committee leaves out do not count, because some
+    of them are honest.
     """
     for device, reason in left_out.items():
         if reason.startswith(JUDGED):

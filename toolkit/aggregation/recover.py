@@ -34,10 +34,10 @@ class RecoveredUpdate:
     Attributes:
         record: The update's own description: submodel, samples, losses.
         tensors: The update's values, float32 in the full shape of the global tensor, by global
-            name. Elements that the update does not hold have the global model's value.
+            name. Elements that the update does not contain have the global model's value.
         weights: For each of `tensors`, a tensor of the same shape with the weight of every element:
-            the update's weight under the policy, or 0 for elements that the update does not hold.
-            Read-only: all elements may share memory.
+            the update's weight under the policy, or 0 for elements that the update does not
+            contain. Read-only: all elements may share memory.
     """
 
     record: UpdateRecord
@@ -62,7 +62,7 @@ def recover(
         policy: Gives the update its weight. By default the weight is the number of samples.
 
     Returns:
-        The tensors that the update holds, completely or in part, and their weights.
+        The tensors that the update contains, completely or in part, and their weights.
 
     Raises:
         UpdateError: If the update does not fit the model.

@@ -33,7 +33,7 @@ class Aggregation:
     """A running aggregation of one round's updates. It needs the memory of a few models.
 
     Use it if updates arrive one by one, or on several machines (`write_partial`, `read_partial`).
-    If all updates are there already, call `aggregate` instead.
+    If all updates have already arrived, call `aggregate` instead.
 
     The result does not depend on the order of `add`. Merging two aggregations with the same model
     and policy gives the same result as adding all updates to one of them.
@@ -105,7 +105,7 @@ class Aggregation:
     def merge(self, other: "Aggregation") -> None:
         """Add all updates of `other`, which has the same model and policy.
 
-        Raises UpdateError if updates of one submodel hold different tensors.
+        Raises UpdateError if updates of one submodel contain different tensors.
         """
         self.mean.merge(other.mean)
         self.trained |= other.trained
@@ -133,9 +133,9 @@ class Aggregation:
                 group.replace(name, means)
 
     def group(self, key: str, family: Family, table: Table) -> FactorMean:
-        """The mean of the factors of submodel `key`. Its updates hold the tensors in `table`.
+        """The mean of the factors of submodel `key`. Its updates contain the tensors in `table`.
 
-        Raises UpdateError if earlier updates of this submodel hold other tensors.
+        Raises UpdateError if earlier updates of this submodel contain other tensors.
         """
         group = self.factors.setdefault(key, FactorMean(family, table))
         if group.table != table:
@@ -164,7 +164,7 @@ class Aggregation:
         return self.finished(moved)
 
     def finished(self, moved: Mapping[str, Mapping[str, Tensor]]) -> GlobalModel:
-        """The next global model: tensors composed of the factors `moved`, else the means."""
+        """The next global model. Tensors are composed of the factors `moved`; others are means."""
         tensors = {**self.model.tensors}
         for key, factors in moved.items():
             group = self.factors[key]
@@ -217,7 +217,7 @@ class Aggregation:
     def moved_factors(self) -> dict[str, dict[str, Tensor]]:
         """Return factors moved by TDPFed eq. 20, by submodel. Empty with `act`.
 
-        The factors of a tensor are moved only if no other update of the round holds the tensor
+        The factors of a tensor are moved only if no other update of the round contains the tensor
         itself. Otherwise the tensor is averaged and moved instead.
         """
         if self.policy.factors != "afm":
@@ -276,7 +276,7 @@ def check_rule(policy: AggregationPolicy) -> None:
 
 
 def check_finite(name: str, new: Tensor) -> Tensor:
-    """`new`, the next value of the global tensor `name`. Raises UpdateError on overflow."""
+    """Return `new`, the next value of the global tensor `name`. Raises UpdateError on overflow."""
     # One sum instead of isfinite on every element: no temporary of the tensor's size.
     if not np.isfinite(new.numpy().sum(dtype=np.float64)):
         raise UpdateError(

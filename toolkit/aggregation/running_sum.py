@@ -44,7 +44,7 @@ class RunningSum:
         self.total += other.total
 
     def parts(self) -> tuple[Tensor, Tensor]:
-        """The sum as two float32 tensors, (low, high): high is the rounded sum, low the rest.
+        """The sum as float32 tensors (low, high): high is the rounded sum, and low is the rest.
 
         low + high has a relative error of at most 2^-48, so the mean of equal values stays exact.
         """

@@ -12,9 +12,9 @@ FedAdam and FedYogi (Reddi et al. 2021, algorithm 2) also keep a second moment v
     v <- v - (1 - b2) d^2 sign(v - d^2)         (FedYogi)
     w <- w + rate m / (sqrt(v) + tau)
 
-If the round does not change an element, for example because no update holds it, the element keeps
-its value and its moments. Statistics of batch norm take the plain mean, because they are measured.
-Kept factors (`cp`) are fitted to the new tensors.
+If the round does not change an element, for example because no update contains it, the element
+keeps its value and its moments. Statistics of batch norm take the plain mean, because they are
+measured. Kept factors (`cp`) are fitted to the new tensors.
 """
 
 from collections.abc import Collection, Mapping

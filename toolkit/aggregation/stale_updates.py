@@ -1,21 +1,23 @@
 """Updates that were trained from an earlier version of the global model (FedBuff).
 
-Asynchronous rounds fold the first K updates together. They may come from different versions of the
-model. The staleness tau of an update is the number of versions that were made since its version.
-FedBuff (Nguyen et al. 2022) adds changes to the model:
+An asynchronous round aggregates the first K updates that arrive. These may come from different
+versions of the model. The staleness tau of an update is the number of versions that were made since
+its version. FedBuff (Nguyen et al. 2022) adds changes to the model:
 
     w_t + sum_i s(tau_i) n_i (u_i - w_v) / sum_i n_i,    s(tau) = 1 / sqrt(1 + tau)
 
-u_i is an update of weight n_i, recovered to global tensors, and w_v the version that it was trained
-from. Each element has its own sums, over the updates that hold it. As in FedBuff (1 / K), the
-divisor has no s. Otherwise a buffer of only old updates would move the model as far as new updates.
+u_i is an update of weight n_i, recovered to global tensors. w_v is the version that this update was
+trained from. Each element has its own sums, over the updates that contain it. As in FedBuff (1 /
+K), the divisor does not contain s. Otherwise a buffer of only old updates would move the model as
+far as new updates.
 
 The sum equals the mean of moved updates w_t + s(tau_i) (u_i - w_v). So an aggregation of one
-version's updates is moved to the newest model and then merged like any other. Updates of the newest
-version stay as they are: their round is the synchronous one, bit for bit.
+version's updates is moved to the newest model and then merged like any other aggregation. Updates
+of the newest version do not change. If a round has only such updates, its result equals the result
+of a synchronous round, bit for bit.
 
 Kept factors move in the same way. The tensor that they compose differs from the model's tensor by
-the error of their fit. This error gets less weight, too; see `FactorMean.recover`.
+the error of their fit. This error also gets less weight; see `FactorMean.recover`.
 """
 
 import math
@@ -69,8 +71,9 @@ def merge_stale(aggregation: Aggregation, stale: Aggregation, staleness: int) ->
     """Merge `stale`, whose model is `staleness` versions old, into `aggregation`.
 
     `stale` cannot be used afterwards. Factors that are kept between rounds move in the same way,
-    from the factors of the old model to those of the newest. If the old model did not keep its
-    factors, they cannot be compared. Then the composed tensors move; see `Federation.keep_factors`.
+    from the factors of the old model to the factors of the newest model. If the old model did not
+    keep its factors, they cannot be compared. Then the composed tensors move; see
+    `Federation.keep_factors`.
     """
     old, new, scale = stale.model, aggregation.model, staleness_weight(staleness)
     untrained = old.tensors.keys() - stale.trained

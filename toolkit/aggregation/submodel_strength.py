@@ -17,7 +17,7 @@ def strength(submodel: str, table: Sequence[TensorEntry], shapes: Shapes) -> flo
     """The strength of an update, in (0, 1]. `submodel` is its spec, `table` lists its tensors.
 
     Some families define a strength for each size. In other families the strength is the share of
-    the global model that the update holds (1 for `full`). For a composed spec, like
+    the global model that the update contains (1 for `full`). For a composed spec, like
     `slice:0.42+low-rank:0.25`, the strengths are multiplied. `shapes` come from `trainable`. Raises
     SpecError for a malformed spec.
     """
@@ -41,12 +41,12 @@ def most_strength(submodel: str) -> float:
 
 
 def trainable(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Shapes of the global `tensors` that updates may hold. Integer counters are not trained."""
+    """Shapes of the global `tensors` that updates may contain. Integer counters are not trained."""
     return shapes_of({name: t for name, t in tensors.items() if t.is_floating_point()})
 
 
 def share(table: Sequence[TensorEntry], shapes: Shapes) -> float:
-    """The share of the global model's numbers that an update holds.
+    """The share of the global model's numbers that an update contains.
 
     Factors count as the tensor that they stand for. Buffers count too, because a state dict does
     not distinguish them from parameters.

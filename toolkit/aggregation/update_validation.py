@@ -52,7 +52,7 @@ def check_update(
 def check_table(
     submodel: str, table: tuple[TensorEntry, ...], model: Mapping[str, Tensor], origin: str
 ) -> None:
-    """Raise UpdateError unless an update of `submodel` may hold the tensors in `table`."""
+    """Raise UpdateError unless an update of `submodel` may contain the tensors in `table`."""
     shapes = shapes_of(model)
     _check_spec(submodel)
     _check_names(table, origin, shapes)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass
 class UpdateWeights:
-    """The sum of the weights of updates, some of which have only the rows of some classes.
+    """The sum of the weights of updates. Some updates have only the rows of some classes.
 
     Attributes:
         total: The sum of the weights of all updates.

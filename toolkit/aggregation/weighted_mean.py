@@ -1,4 +1,4 @@
-"""The streaming weighted mean. Each element is averaged over the updates that hold it."""
+"""The streaming weighted mean. Each element is averaged over the updates that contain it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,13 +48,13 @@ class Mean:
                 self._weigh(name, part, weight)
 
     def result(self) -> dict[str, Tensor]:
-        """The means so far, float32; nan for elements that no update holds."""
+        """The means so far, float32; nan for elements that no update contains."""
         return {name: (total.total / self.share(name)).float() for name, total in self.sums.items()}
 
     def take(self, name: str, old: Tensor) -> Tensor:
         """Remove the mean of one tensor and return it, float32.
 
-        Elements that no update holds have the value of `old`.
+        Elements that no update contains have the value of `old`.
         """
         share = self.share(name)
         del self.weights[name]
@@ -62,7 +62,7 @@ class Mean:
         return torch.where(share > 0, means, old) if isinstance(share, Tensor) else means
 
     def replace(self, name: str, means: Tensor) -> None:
-        """Use `means` as the mean of the tensor `name`, where they are not NaN."""
+        """Use the numbers in `means` that are not NaN as the mean of the tensor `name`."""
         total = self.sums[name].total
         total.copy_(torch.where(means.isnan(), total, means * self.share(name)))
 

@@ -1,9 +1,9 @@
 """Choosing the channels that a narrower network keeps.
 
-If an operator needs all channels of an axis, they are kept, and the rest of the network becomes
-narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of the new
-axes is narrowed. This is the outer new axis (here the heads) if the operators allow it. In a
-channel shuffle, it is the inner new axis: narrowing the outer axis would leave many more
+If an operator needs all channels of an axis, this axis keeps them, and the rest of the network
+becomes narrower. If a reshape divides an axis, for example 48 features into 3 x 4 heads x 4, one of
+the new axes is narrowed. This is the outer new axis (here the heads) if the operators allow it. In
+a channel shuffle, it is the inner new axis: narrowing the outer axis would leave many more
 parameters.
 """
 
@@ -68,7 +68,7 @@ def channel_window(units: Units, ratio: Fraction, first: int = 0) -> Kept:
 
 
 def choose_channels(captured: Captured, ratio: Fraction) -> ChannelChoice:
-    """Keep the leading channels of every group where the operators of the model allow it."""
+    """Keep the leading channels of every group, if the operators of the model allow it."""
     outer = keep_whole(track_fitting(captured, ratio, inner_first=False), ratio)
     if not outer.tracked.divisions and not outer.unmet:
         return outer
@@ -99,7 +99,7 @@ def track_fitting(captured: Captured, ratio: Fraction, inner_first: bool) -> Tra
 
 
 def keep_whole(tracked: TrackedChannels, ratio: Fraction) -> ChannelChoice:
-    """Keep the leading channels of every group, but all channels where an operator needs them.
+    """Keep the leading channels of every group. If an operator needs all channels, keep them.
 
     If a requirement would not be met, all channels of its axes are kept.
     """

@@ -43,8 +43,8 @@ def track_channels(
 ) -> TrackedChannels:
     """Track the channels through both graphs of `captured`.
 
-    This function refuses no model. Whether the model's requirements are met depends on the channels
-    that are kept (`TrackedChannels.requirements`).
+    This function refuses no model. The choice of kept channels decides whether the model's
+    requirements are met (`TrackedChannels.requirements`).
 
     Args:
         captured: The model.

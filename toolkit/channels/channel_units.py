@@ -1,9 +1,9 @@
-"""Tracks which channels of which axes belong together.
+"""Tracks the channels that belong together in several axes.
 
 Every index of every axis has a *unit*, a number. If two indices must be kept or dropped together,
-they have the same unit: for example the same channel of both operands of an addition, or of the
-output of a convolution and the input of the next convolution. Flattening repeats units,
-concatenation appends them.
+they have the same unit. Examples are the same channel of both operands of an addition, and the same
+channel in the output of a convolution and in the input of the next convolution. Flattening repeats
+units; concatenation appends units.
 """
 
 from collections.abc import Iterable, Set

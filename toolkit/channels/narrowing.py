@@ -53,7 +53,7 @@ class Narrowed:
     reasons: dict[str, str]
 
     def window(self, first: int) -> dict[str, Ranges]:
-        """Map each tensor that became smaller to the elements that one window keeps of it.
+        """Map each tensor that became smaller to its elements in one window.
 
         The window begins at channel `first`. The elements are given as ranges along each axis.
 

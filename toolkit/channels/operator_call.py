@@ -13,7 +13,7 @@ from exporters.programs.recorded_graph import module_of
 from toolkit.channels.channel_units import FIXED, Axes, Axis, Kept, Units, fixed_axis
 
 OPEN_SIZE = 10_007
-"""Stands for the batch size. As a large prime, it hardly divides any product of other sizes."""
+"""Stands for the batch size. A large prime hardly ever divides a product of other sizes."""
 
 Value = Axes | list[Axes] | None
 """The axes of a tensor or of several tensors; None for other values."""

@@ -1,4 +1,4 @@
-"""Rules for reshaping: axes are merged, or split in the way they were merged."""
+"""Rules for reshaping: axes are merged, or split in the way in which they were merged."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -37,8 +37,8 @@ def reshape(step: Step) -> Value:
 def squeeze(step: Step) -> Value:
     """Drop axes of size 1.
 
-    A longer axis must keep two channels or more. With one channel, its size would be 1, and the
-    axis would be dropped, too.
+    A longer axis must keep two channels or more. With one channel, the axis would have size 1, and
+    would also be dropped.
     """
     x = step.axes("self")
     dims = step.argument("dim") if step.takes("dim") else range(len(x))
@@ -87,7 +87,7 @@ def matching_blocks(
 
 
 def regroup(step: Step, axes: Axes, sizes: tuple[int, ...]) -> list[Axis]:
-    """Axes of the given sizes that hold the elements of `axes` in the same order."""
+    """Axes of the given sizes that contain the elements of `axes` in the same order."""
     if len(axes) == 1 and len(sizes) == 1:
         return list(axes)
     for axis in axes:
@@ -173,7 +173,7 @@ def without_samples(units: Axis, size: int) -> Axis | None:
 
 
 def with_channels(sizes: tuple[int, ...], dim: int, channels: Axis) -> list[Axis]:
-    """Axes of the given sizes. The axis `dim` has the units `channels`; the others are fixed.
+    """Axes of the given sizes. The axis `dim` has the units `channels`; all other axes are fixed.
 
     If the axis `dim` joins the batch and the channels, its units are repeated for each sample.
     """

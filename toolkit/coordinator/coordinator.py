@@ -84,7 +84,7 @@ class Coordinator(
     Attributes:
         poll_interval: Says when a waiting device asks again.
         sessions: The logins at the operator's page.
-        cookie: The name of the sessions' cookie. Each federation of a host has its own.
+        cookie: The name of the sessions' cookie. Each federation of a host has its own name.
     """
 
     poll_interval: PollInterval = field(init=False, repr=False)
@@ -228,7 +228,7 @@ class Coordinator(
     def progress(self, device: Device, progress: Progress) -> None:
         """Record what `device` is doing.
 
-        If the device pauses before it has begun a round, its owner's conditions do not hold. Then
+        If the device pauses before it has begun a round, its owner's conditions are not met. Then
         no round waits for it.
         """
         with self.lock:
@@ -246,7 +246,7 @@ class Coordinator(
                 activity.loss = progress.loss
 
     def close_round(self) -> list[Device]:
-        """Close the open round. Returns the late devices, for which it still waited.
+        """Close the open round. Returns the late devices, for which the round still waited.
 
         A round that has reached its goal needs no more devices, so no device is late.
         """

@@ -24,7 +24,7 @@ NAME = "edgetailor-coordinator"
 MOST_FILES = 65536
 """Each device that keeps its connection open needs a file descriptor."""
 LOWEST_FREE_PORT = 1024
-"""Only the system may listen at lower ports, or a service with a capability for it."""
+"""Only the system, or a service with a capability, may listen at lower ports."""
 
 
 def coordinator_service(user: bool) -> Service:
@@ -39,7 +39,7 @@ def unit_text(file: Path, service: Service) -> str:
     the owner of the file.
 
     Raises:
-        InputError: A mistake in the file, or this machine has no systemd.
+        InputError: The file has a mistake, or this machine has no systemd.
     """
     config, file = load_config(file), file.absolute()
     lines = [

@@ -1,8 +1,8 @@
 """The federation's own secrets: the coordinator's key, the operator's token, the join tokens.
 
-Each is in a file of the state folder. If a file is truncated, empty or from another federation,
-`serve` does not start, and the error names the file. A secret is never replaced silently, because
-devices know the key and people hold copies of the tokens.
+Each secret is in a file of the state folder. If a file is truncated, empty or from another
+federation, `serve` does not start, and the error names the file. A secret is never replaced
+silently, because devices know the key and people have copies of the tokens.
 """
 
 import logging

@@ -23,7 +23,7 @@ def state_folder(federation: Path) -> Path:
 def check_served(federation: Path) -> None:
     """Raise InputError if `federation` is a file, but `serve` uses another file.
 
-    A state folder is accepted, and a federation that `serve` has not begun yet.
+    A state folder is accepted, and so is a federation that `serve` has not begun yet.
     """
     if federation.is_dir():
         return
@@ -40,8 +40,8 @@ def check_served(federation: Path) -> None:
 def load_federation(federation: Path) -> CoordinatorConfig:
     """Read the file of a federation, given this file or the state folder.
 
-    If a state folder is given, the result has this state folder. The file may name another one,
-    because a state folder may be moved or restored.
+    If a state folder is given, the result has this state folder. The file may name another state
+    folder, because a state folder may be moved or restored.
 
     Raises InputError if the file cannot be read, or if the state folder does not name a file.
     """

@@ -52,7 +52,7 @@ class SiteTask(Struct, frozen=True, kw_only=True):
 
 
 def give_task(site: Path, task: SiteTask, model: bytes) -> None:
-    """Write the global model of the next round to the folder `site`, in place of an earlier one."""
+    """Write the next round's global model to the folder `site`. It replaces an earlier model."""
     write_folder(site / NEXT, {TASK: encode(task), GLOBAL: model}, force=True)
 
 

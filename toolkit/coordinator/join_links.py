@@ -17,7 +17,7 @@ from toolkit.web.built_page import is_built
 ADDRESS = "address"
 """The file of the state folder with the URL of the coordinator."""
 MADE_SINCE = 10
-"""The version of the database since which operators make join tokens."""
+"""Operators can make join tokens since this version of the database."""
 NEEDS_HTTPS = "Phones need https for keys and storage: set tls_cert, or put a proxy in front."
 NEEDS_AUTHORITY = "Browsers warn of this certificate: phones need a certificate of an authority."
 NO_PAGE = "No page for phones: /join/ says how to get it (`make web`, or a release)."
@@ -87,7 +87,7 @@ def address(state: Path) -> str:
 def join_tokens(state: Path, url: str) -> list[JoinToken]:
     """The join tokens of the federation in `state`, with links to the coordinator at `url`.
 
-    Raises InputError if `state` holds no federation, or a token was removed.
+    Raises InputError if `state` contains no federation, or if a token was removed.
     """
     with reading(state) as db:
         settings = db.execute("SELECT value FROM meta WHERE key = 'federation'").fetchone()

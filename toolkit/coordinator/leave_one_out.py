@@ -1,4 +1,4 @@
-"""Aggregates a round again without each of its devices, to find out who made the model worse."""
+"""Aggregates a round again without each of its devices, to find devices that harm the model."""
 
 import json
 import logging
@@ -71,8 +71,8 @@ def leave_one_out(
         samples: Samples and labels to evaluate the models.
 
     Returns:
-        The evaluation of the model with all updates, and one evaluation without each device. The
-        first of these has the best model.
+        The evaluation of the model with all updates, and one evaluation without each device, sorted
+        from the best model to the worst.
 
     Raises:
         InputError: The round has no updates, its updates or the model before it are not kept, or

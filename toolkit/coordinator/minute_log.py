@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 WINDOW_S = 60.0
 MOST = 100
-"""How many senders have lines of their own for one kind of event; all others share one line."""
+"""How many senders have their own lines for one kind of event; all other senders share a line."""
 OTHERS = "others"
 
 

@@ -111,7 +111,7 @@ class Notifier:
             self._thread.join(TIMEOUT_S)
 
     def send(self, event: Event) -> None:
-        """Send `event` soon. Returns at once; may be called from any thread."""
+        """Send `event` soon. Returns immediately; may be called from any thread."""
         if self._thread is None or event.event not in self._names:
             return
         if self._events.qsize() >= MOST_WAITING:

@@ -17,17 +17,17 @@ from toolkit.metric_logs import Log, Logged, LogName, open_logs, quality_figures
 
 logger = logging.getLogger(__name__)
 STOP_S = 10.0
-"""How long the end waits for a request to MLflow that is running."""
+"""How long the program waits at its end for a running request to MLflow, in seconds."""
 UNLOGGED = ("notify", "state", "host", "port", "tls_cert", "tls_key")
 """Settings that are not parameters of a run. An address in [notify] may contain a secret."""
 RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-"""MLflow's own defaults, 7 and 120 s, would keep a service that ends for many minutes."""
+"""MLflow's own defaults, 7 and 120 s, could delay the end of the service by many minutes."""
 
 
 def logged(result: RoundResult) -> Logged:
     """The figures of a round. Unknown figures are left out.
 
-    The figures of devices judge the model of this round. They come with the next round.
+    The figures of devices judge the model of this round. These figures come with the next round.
     """
     updates = sum(result.staleness)
     figures = {
@@ -63,7 +63,7 @@ class RoundLogs:
             self._thread.start()
 
     def wake(self) -> None:
-        """Log the new rounds soon. Returns at once; may be called from any thread."""
+        """Log the new rounds soon. Returns immediately; may be called from any thread."""
         self._woken.set()
 
     def stop(self) -> None:

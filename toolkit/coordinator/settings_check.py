@@ -1,4 +1,4 @@
-"""Compares the settings of the federation's file with those that are in effect.
+"""Compares the settings of the federation's file with the settings that are in effect.
 
 Some settings may change between rounds. Other settings must stay, because they define the model or
 how it is judged.
@@ -166,7 +166,7 @@ def changes_while_running(
 ) -> list[Change]:
     """The changes from the settings `now` to the file `new`, for a running federation.
 
-    With `carry`, `model` may change. Raises InputError if a change is not possible, or not without
+    With `carry`, `model` may change. Raises InputError if a change is not possible, or if it needs
     a restart.
     """
     if now.model != new.model and not carry:

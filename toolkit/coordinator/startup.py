@@ -1,7 +1,7 @@
 """Starts `edgetailor serve`: first the port and the state folder, then the slow imports.
 
-This module imports neither torch nor FastAPI, so that a port in use and a damaged state folder are
-refused at once.
+This module imports neither torch nor FastAPI, so that a port in use or a damaged state folder is
+refused immediately.
 """
 
 import logging

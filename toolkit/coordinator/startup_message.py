@@ -24,7 +24,7 @@ def startup_message(
     has_page: bool,
     certificate: str | None = None,
 ) -> list[str]:
-    """Address, join tokens, the operator's token, and which devices wait for a plan.
+    """Address, join tokens, the operator's token, and the devices that wait for a plan.
 
     `origin` is the federation's file; `has_page` says whether the page for phones was built.
     `certificate` is the fingerprint of a self-signed certificate.

@@ -39,7 +39,7 @@ class CutPoint:
         position: Index of the last operator before the cut, among `SampleFlow.operators`.
         nodes: The operators whose values are recorded, in order of execution.
         module: The first module with parameters after the cut. If the model first reads a parameter
-            outside of all modules, the name of this parameter.
+            outside of all modules, this is the parameter's name.
     """
 
     position: int
@@ -53,7 +53,7 @@ class CutPoint:
 
 
 def smallest_recording(points: Iterable[CutPoint]) -> CutPoint:
-    """The cut point that records the fewest numbers. Of several such points, the last one."""
+    """The cut point that records the fewest numbers. If several are equal, the last."""
     return min(points, key=lambda point: (point.recorded, -point.position))
 
 
@@ -226,7 +226,8 @@ class Cutter:
         Args:
             upto: Index of the last operator; -1 for no stages.
             limit: The largest number of parameters plus activations of a stage. A stage may exceed
-                it, because operators between two neighbouring cut points cannot be separated.
+                this limit, because operators between two neighbouring cut points cannot be
+                separated.
             batch: Samples in a batch.
         """
         if upto < 0:

@@ -142,7 +142,7 @@ class Matching:
 def random_masks(flow: SampleFlow) -> set[Node]:
     """The operators that compute random masks, which drop whole branches in a training graph.
 
-    Operators that read only such masks count too, for example those that scale a mask.
+    Operators that read only such masks count too, for example operators that scale a mask.
     """
     masks = set(flow.graph.graph.find_nodes(op="call_function", target=DRAW))
     for node in flow.graph.graph.nodes:

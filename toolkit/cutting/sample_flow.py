@@ -1,4 +1,4 @@
-"""Separates values of a recorded graph that depend on the samples from those that do not.
+"""Separates values of a recorded graph that depend on the samples from all other values.
 
 Position ids, rotary tables and causal masks depend at most on the samples' shape. They count as
 constants: both sides of a cut compute them. Integers and booleans never cross a cut: if they depend
@@ -78,7 +78,7 @@ class SampleFlow:
         self._behind: dict[Node, tuple[frozenset[Node], frozenset[Node]]] = {}
 
     def values_read(self, node: Node) -> list[Node]:
-        """The nodes whose values `node` reads, without nodes of which only the shape matters."""
+        """The nodes whose values `node` reads, except nodes of which only the shape is read."""
         position = shape_argument(node)
         if position is None or not self.knows_shape(node.args[position]):
             return node.all_input_nodes

@@ -37,8 +37,8 @@ class LoadCounter:
 def loads_after(flow: SampleFlow, parameters: Mapping[str, Tensor], batch: int) -> list[int]:
     """Compute for each position the load of the operators after it.
 
-    Loads never rise with the position. A parameter that operators on both sides of a position read
-    does not count: it is not trained.
+    Loads never rise with the position. If operators on both sides of a position read a parameter,
+    it does not count: it is not trained.
 
     Args:
         flow: The training graph.

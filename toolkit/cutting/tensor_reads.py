@@ -77,7 +77,7 @@ class TensorReads:
     def module_after(self, position: int) -> str | None:
         """The first module with parameters after `position`.
 
-        If a parameter outside of all modules is read first, the name of this parameter. None if
+        If a parameter outside of all modules is read first, this is the parameter's name. None if
         `position` does not have parameters on both sides.
         """
         later = self._after(position)

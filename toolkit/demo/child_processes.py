@@ -1,4 +1,4 @@
-"""Child processes that end with the demo; if one fails, the demo fails."""
+"""Child processes that end with the demo. If a child fails, the demo fails."""
 
 import ctypes
 import os
@@ -19,10 +19,10 @@ from profiles.errors import EdgeTailorError
 LOOK_S = 0.1
 """Seconds between two checks of the children."""
 GRACE_S = 5.0
-"""Seconds that a child has to end by itself before it is killed."""
+"""How long a child may take to end, in seconds. After this time it is killed."""
 PR_SET_PDEATHSIG = 1
 NICENESS = 10
-"""The niceness of background processes: how much they yield to others, at most 19."""
+"""The niceness of background processes: how much they yield to other processes, at most 19."""
 
 
 @dataclass(frozen=True)

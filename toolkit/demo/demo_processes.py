@@ -21,11 +21,11 @@ from toolkit.demo.live_display import Show
 SERVER = "toolkit.cli"
 AGENT = "device_agent.cli"
 START_S = 120.0
-"""Seconds that the coordinator has to start."""
+"""How long the coordinator may take to start, in seconds."""
 SILENCE_S = 60.0
-"""Seconds that a running coordinator has to answer a request."""
+"""How long a running coordinator may take to answer a request, in seconds."""
 END_S = 60.0
-"""Seconds that processes have to end after the last round."""
+"""How long processes may take to end after the last round, in seconds."""
 LOOK_S = 0.5
 SEEDS = 1000
 """The seeds of the devices of a demo count up from seed * SEEDS."""

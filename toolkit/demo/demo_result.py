@@ -27,7 +27,7 @@ class DeviceReport:
             device keeps apart, in the last round.
         correct: How many of the new digits the device predicts correctly with the deployed model.
         profile: Time and memory of one batch, measured after the last round when no agent was
-            running. Devices with the same submodel share it.
+            running. Devices with the same submodel share one profile.
     """
 
     name: str

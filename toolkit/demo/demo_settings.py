@@ -23,7 +23,7 @@ LARGER_SHAPE = (3, 32, 32)
 LARGER_BATCH = 128
 """At this batch size activations need more memory than weights, as in most trainings."""
 LARGER_SPECS = ("full", "cp:2.0", "low-rank:0.5", "slice:convs.2")
-"""Submodels of the larger model, of the families of the fleet. Only their memory is measured."""
+"""Submodels of the larger model, from the fleet's families. Only their memory is measured."""
 THREADS = 1
 """Threads of each training: the demo has more processes than most machines have cores."""
 HELD_OUT = 0.2

@@ -15,9 +15,9 @@ from toolkit.demo.demo_processes import AGENT, SERVER
 from toolkit.demo.demo_settings import Member
 
 DEPLOY_S = 300.0
-"""Seconds that the deployment has to end."""
+"""How long the deployment may take, in seconds."""
 PREDICT_S = 120.0
-"""Seconds that all devices have to predict."""
+"""How long the predictions of all devices may take, in seconds."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from toolkit.terminal_output import show_stages
 logger = logging.getLogger("toolkit.demo.larger_model")  # not __main__, which shows no stages
 
 RUNS = 1
-"""Counted runs of each phase, after those that warm up; peaks hardly differ from run to run."""
+"""Counted runs of each phase, after runs that warm up; peaks hardly differ from run to run."""
 
 
 def training_memory(folder: DemoFolder) -> list[TrainingMemory]:

@@ -21,7 +21,7 @@ STYLES = {"training": "green", "uploading": "cyan", "downloading": "cyan", "wait
 def display(devices: Sequence[str], start: float) -> Iterator[Show]:
     """Provide a function that shows the status of the fleet.
 
-    In a terminal it updates a live table; otherwise it logs lines.
+    In a terminal, this function updates a live table; otherwise it logs lines.
 
     `start` is when the demo began, in seconds of `time.monotonic`.
     """

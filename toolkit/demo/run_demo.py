@@ -32,7 +32,7 @@ from toolkit.demo.live_display import display
 logger = logging.getLogger(__name__)
 
 COMPARISONS_S = 1800.0
-"""Seconds that the comparisons have to end after the last round."""
+"""How long the comparisons may take after the last round, in seconds."""
 
 
 def run_demo(out: Path, *, rounds: int, seed: int, all_full: bool, force: bool) -> DemoResult:

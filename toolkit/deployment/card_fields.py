@@ -28,7 +28,7 @@ class GraphFile(Struct, frozen=True, kw_only=True):
 
 
 class GraphInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The samples that the first graph takes. In `shape`, None is the number of samples.
+    """The samples that the first graph takes. In `shape`, None stands for the number of samples.
 
     int64 samples are at least 0 and, if `limit` is given, below `limit`. If the model has several
     inputs, `parts` lists them in the order in which they lie side by side in each sample.
@@ -41,7 +41,7 @@ class GraphInput(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GraphOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The output of the last graph. In `shape`, None is the number of samples.
+    """The output of the last graph. In `shape`, None stands for the number of samples.
 
     `probabilities` says how the output is turned into probabilities along `class_axis`. With
     `numbers`, the output is the result of a regression, which has no class axis. If the model has
@@ -105,9 +105,10 @@ class DeviceQuality(Further, frozen=True, kw_only=True):
 class Cost(Struct, frozen=True, kw_only=True):
     """The memory and time that a prediction of one sample needs.
 
-    `memory_bytes` is the predicted peak above the idle agent, with one graph in memory at a time;
-    None if shapes depend on the data. `seconds` is the predicted time on the device `profile`.
-    It is None without a profile or a predicted time, and for several graphs.
+    `memory_bytes` is the predicted peak above the memory of an idle agent. It assumes that one
+    graph is in memory at a time. It is None if shapes depend on the data. `seconds` is the
+    predicted time on the device `profile`. It is None without a profile or a predicted time, and
+    for several graphs.
     """
 
     memory_bytes: int | None
@@ -118,8 +119,8 @@ class Cost(Struct, frozen=True, kw_only=True):
 class Speed(Struct, frozen=True, kw_only=True):
     """Measured times of a prediction of one sample.
 
-    They apply to one thread of the machine on which `deploy` ran. `seconds` is the time of this
-    file. `float32_seconds` is the time of the same graph with float32 weights.
+    They apply to one thread of the machine on which `deploy` ran. `seconds` is the time of the
+    bundle's graph. `float32_seconds` is the time of the same graph with float32 weights.
     """
 
     processor: str
@@ -147,9 +148,10 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         round: The round after which the model was taken; None if it is not known.
         format: The format of the graph.
         precision: The precision of the weights. int8 also computes with integers.
-        calibrated_on: How many samples gave the ranges of int8; None for other precisions.
-        graphs: The graphs. The first reads the samples, each later one reads the output of the
-            graph before it.
+        calibrated_on: How many samples determined the value ranges for int8; None for other
+            precisions.
+        graphs: The graphs. The first graph reads the samples; each later graph reads the output of
+            the graph before it.
         preprocessing: How pictures or CSV files become samples; None if the model takes arrays.
         classes: Size of the class axis; 1 stands for two classes.
         class_names: Names of the classes, in the order of the output; empty if not known.

@@ -149,7 +149,7 @@ def fitting_bundle(
 
 
 def deploy_to(trained: TrainedModel, target: Target, report: Report) -> Deployed:
-    """Write the inference bundle for `target`. Raises like `deploy`."""
+    """Write the inference bundle for `target`. Raises the same errors as `deploy`."""
     check_places(target.out, force=target.force)
     target, made = fitting_bundle(trained, target, report)
     with tempfile.TemporaryDirectory() as folder:

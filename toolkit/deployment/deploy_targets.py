@@ -27,7 +27,7 @@ class Outcome:
 
 
 def deploy_targets(trained: TrainedModel, targets: Sequence[Target]) -> list[Outcome]:
-    """Write a bundle for each of `targets`. If one fails, the others are still written.
+    """Write a bundle for each of `targets`. If one bundle fails, the others are still written.
 
     Raises DataError if the held-out data do not fit the model. Then nothing is written.
     """

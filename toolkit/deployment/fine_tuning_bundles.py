@@ -19,8 +19,8 @@ def write_training_bundles(
 ) -> None:
     """Write a training bundle of the model of `round_` for each kind that can be fine-tuned.
 
-    A bundle trains `steps` batches. Three sorts of kinds are left out: kinds with planned
-    submodels, kinds with personal models, and kinds whose output has a meaning only for the loss.
+    A bundle trains `steps` batches. Three types of kinds are left out: kinds with planned
+    submodels, kinds with personal models, and kinds whose output only the loss can interpret.
     """
     # The fine-tuned model stays on its device, so the samples need no noise.
     training = replace(config.training, steps=steps, sample_clip=None, sample_noise=None)

@@ -26,7 +26,7 @@ from toolkit.deployment.trained_model import TrainedModel
 from toolkit.submodels.rolling_window import in_round
 
 THREADS = 0
-"""0 is one thread for each core."""
+"""0 means one thread for each core."""
 BATCH = 32
 """Samples that calibrate a stage in one run."""
 
@@ -37,9 +37,10 @@ class InferenceBundle:
 
     Attributes:
         program: Its program, with the signature `predict` and the stages before it.
-        graphs: The graph of each signature in the order in which they run, with the weights inside.
+        graphs: One graph for each signature, with the weights inside, in the order in which the
+            graphs run.
         float32: The same graphs with float32 weights.
-        calibrated_on: How many samples gave the ranges of int8.
+        calibrated_on: How many samples determined the value ranges for int8.
         files: The content of each file, by file name.
         verdict: The comparison of the float32 graphs with PyTorch.
     """
@@ -96,7 +97,7 @@ def inference_bundle(trained: TrainedModel, target: Target, report: Report) -> I
 def calibrating_inputs(
     program: Program, float32: Graphs, samples: np.ndarray | None
 ) -> Iterator[np.ndarray | None]:
-    """Yield the inputs that calibrate each stage of `program`; None without `samples`."""
+    """Yield the inputs that calibrate each stage of `program`; yield None if `samples` is None."""
     x = samples
     for signature in program.signatures:
         yield x

@@ -1,4 +1,4 @@
-"""Makes the content of a model card. To measure it, the bundle is opened and run."""
+"""Makes the content of a model card. For its measurements, the bundle is opened and run."""
 
 from collections.abc import Mapping
 from pathlib import Path

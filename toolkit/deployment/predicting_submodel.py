@@ -18,8 +18,9 @@ class PredictingSubmodel:
     Attributes:
         spec: The submodel.
         reason: Why the devices get it, as a clause.
-        staged: If the devices train a slice, this slice; else None. If the devices have too little
-            memory for the whole graph, the stages of the slice predict one after another.
+        staged: The slice that the devices train; None if they do not train a slice. If the devices
+            have too little memory for the whole graph, the stages of the slice predict one after
+            another.
     """
 
     spec: str

@@ -39,7 +39,7 @@ def make_release(
         precision: The precision of the weights.
         calibration: Samples to calibrate int8. Default: as for `from_federation`.
         fine_tune: Number of steps for which devices may train the release on their own samples; 0
-            if they may not.
+            if devices must not train it.
 
     Raises:
         InputError: The round's model is missing, a kind is unknown, or the previous release is

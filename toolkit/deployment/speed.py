@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 SECONDS = 0.5
-"""How long each of two graphs is run, in seconds. Fewer seconds if RUNS runs take less."""
+"""How long each of two graphs is run, in seconds. A graph stops earlier after RUNS runs."""
 RUNS = 200
 
 

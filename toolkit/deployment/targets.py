@@ -53,14 +53,14 @@ class Target:
     def fits(self, memory: int | None) -> bool:
         """Whether predictions fit the budget.
 
-        Predictions need `memory` bytes beyond an idle agent. True if the budget or `memory` is
+        Predictions need `memory` bytes more than an idle agent. True if the budget or `memory` is
         unknown.
         """
         return None in (self.memory, memory) or needed_bytes(memory or 0) <= (self.memory or 0)
 
 
 def needed_bytes(memory: int) -> int:
-    """The memory limit of an agent whose predictions need `memory` bytes beyond an idle agent."""
+    """The memory limit for an agent whose predictions need `memory` more bytes than idling."""
     return UNCALIBRATED.idle_bytes + memory + TRAINING_RESERVE_BYTES
 
 
@@ -70,7 +70,7 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
     Args:
         config: The federation's file.
         names: Names of kinds; empty means all kinds.
-        out: The folder for the folders of the bundles.
+        out: The folder in which each bundle gets a folder.
 
     Raises:
         InputError: The federation has no kind with such a name.
@@ -101,7 +101,7 @@ def kind_targets(config: FederationConfig, names: Sequence[str], out: Path) -> l
 def check_tree(out: Path) -> None:
     """Raise InputError if `out`, the folder for several bundles, contains anything except bundles.
 
-    Otherwise bundles could be written among the files of, for example, a state folder.
+    Without this check, bundles could be written among the files of a state folder, for example.
     """
     if not out.is_dir():
         return  # other errors are found for each bundle

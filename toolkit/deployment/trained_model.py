@@ -36,17 +36,17 @@ CALIBRATED = 512
 """The most samples that calibrate int8."""
 
 Samples = str | Path | tuple[np.ndarray, np.ndarray]
-"""Samples and labels, or where to read them; see `load_data`."""
+"""Samples and labels, or the path to read them from; see `load_data`."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A model with trained weights, and what a model card says about it.
+    """A model with trained weights, and the facts about it for a model card.
 
     Attributes:
         name: The model's name in the card.
-        module: The PyTorch model; it has these weights.
-        weights: Its weights.
+        module: The PyTorch model with the trained weights.
+        weights: The trained weights as a global model.
         sample_shape: Shape of one sample, without the batch.
         training: How it was trained; the loss gives the meaning of its output.
         preprocessing: How pictures or CSV files become samples.
@@ -54,7 +54,7 @@ class TrainedModel:
         key: The coordinator's key, which signs cards; None if it comes from no federation.
         devices: How the devices judged the model of this round; None if they did not judge it.
         privacy: The privacy budget that the rounds up to this one have spent, or None.
-        data: Samples and labels, or where to read them; None for a card without accuracy.
+        data: Samples and labels, or the path to read them from; None for a card without accuracy.
         calibration: Samples and labels to calibrate int8; None to take `data`.
     """
 
@@ -153,7 +153,7 @@ def from_federation(
     Args:
         config: The federation's file.
         round_: The number of the round; see `round_of`.
-        data: Held-out data in place of the federation's.
+        data: Held-out data in place of the federation's held-out data.
         calibration: Samples to calibrate int8. Default: the federation's `statistics`, else the
             held-out data.
 

@@ -189,7 +189,7 @@ def save_weights(origin: Origin, request: Request) -> None:
 
 
 def export_from(origin: Origin, request: Request, log: Log = logger) -> Exported:
-    """Export the submodel of `request`, cut from `origin`. Raises like `export_bundle`."""
+    """Export the submodel of `request`, cut from `origin`. Raises the errors of `export_bundle`."""
     log.info("splitting %s", request.spec)
     with origin.recording:
         submodel = split(origin.model, request.spec, request.sample_shape, request.training)

@@ -16,7 +16,7 @@ def check_places(out: Path, save_weights: Path | None = None, force: bool = Fals
     Args:
         out: The bundle folder.
         save_weights: The file for the global model; None to save no file.
-        force: Allow to replace an existing bundle and an existing weights file.
+        force: Whether an existing bundle and an existing weights file may be replaced.
 
     Raises:
         InputError: A path cannot be written to, or one path is inside the other.

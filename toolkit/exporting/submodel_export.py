@@ -21,9 +21,9 @@ def export(
 ) -> ExportedBundle:
     """Write `submodel` with its part of the global weights as a bundle that a device trains.
 
-    Use it in every round, once for each submodel, if bundles go to devices as files. A coordinator
-    (`edgetailor serve`) exports by itself. From the second round on, the graphs come from the
-    cache, and only the weights are new.
+    If you send bundles to devices as files, call it in every round, once for each submodel. A
+    coordinator (`edgetailor serve`) exports by itself. From the second round on, the graphs come
+    from the cache, and only the weights are new.
 
     Args:
         submodel: The result of `split`.
@@ -31,7 +31,8 @@ def export(
         out: The folder to write. It must not exist, unless `force` is set.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
         verify: Whether to compare operators and training steps with PyTorch in float64 first. By
-            default, graphs from the cache that passed in an earlier export are not compared again.
+            default, cached graphs that passed the comparison in an earlier export are not compared
+            again.
         force: Replace an earlier bundle at `out`.
         progress: Called with the name of each stage when it begins; `print` shows them.
 

@@ -33,14 +33,14 @@ class TierResult:
 def export_tiers(request: Request, tiers: Sequence[Tier]) -> list[TierResult]:
     """Export each tier to a folder in `request.out` that has the tier's name.
 
-    If one export fails, the others are still exported.
+    If the export of one tier fails, the other tiers are still exported.
 
     Args:
         request: The model and the options; `spec` and `out` are replaced for each tier.
         tiers: The submodels and the names of their folders.
 
     Returns:
-        A bundle or an error for each tier, in their order.
+        A bundle or an error for each tier, in the order of `tiers`.
 
     Raises:
         InputError: An output folder or the weights cannot be used. Nothing is written.

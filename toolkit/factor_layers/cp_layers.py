@@ -22,7 +22,7 @@ def zero_factors(weight: Tensor, rank: int) -> nn.ParameterList:
 
 
 def composed_weight(layer: nn.Module) -> Tensor:
-    """Compose the dense weight. Some models read it from the layer, like nn.TransformerEncoder."""
+    """Compose the dense weight, which some models (nn.TransformerEncoder) read from the layer."""
     return compose(list(layer.factors))  # type: ignore[arg-type]
 
 

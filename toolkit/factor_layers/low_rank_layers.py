@@ -34,7 +34,7 @@ def factor_weights(
         factorizer: Computes and caches the factors.
         name: Name of the weight.
         weight: The dense weight.
-        rank: The rank r; reduced to the full rank of the matrices if that is smaller.
+        rank: The rank r; reduced to the full rank of the matrices if the full rank is smaller.
         groups: Groups of the convolution.
 
     Returns:
@@ -105,7 +105,7 @@ def compose_group(u: Tensor, v: Tensor) -> Product:
 
 
 def composed_weight(layer: nn.Module) -> Tensor:
-    """Compose the dense weight. Some models read it from the layer, like nn.TransformerEncoder."""
+    """Compose the dense weight, which some models (nn.TransformerEncoder) read from the layer."""
     weight = compose_weight(layer.u.weight, layer.v.weight)  # type: ignore[arg-type, union-attr]
     return weight.dense() if isinstance(weight, Product) else weight
 
@@ -118,7 +118,8 @@ def bias_of_v(layer: nn.Module) -> Tensor | None:
 class FactorizedConvolution(nn.Module):
     """A kh x 1 convolution `u` to `rank` channels in each group, then a 1 x kw convolution `v`.
 
-    A 1-D convolution becomes two: one with the same kernel, then one with kernel size 1.
+    A 1-D convolution becomes two convolutions: the first has the same kernel, and the second has
+    kernel size 1.
     """
 
     weight = property(composed_weight)

@@ -86,8 +86,8 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
     """Alternating least squares (ALS) for CP factors.
 
     Each sweep solves for the factor of every mode in turn, with the other factors fixed:
-    A_n = X_(n) K (K^T K)^-1. K is the Khatri-Rao product of the other factors. Its Gram matrix is
-    the elementwise product of their Gram matrices.
+    A_n = X_(n) K (K^T K)^-1. K is the Khatri-Rao product of the other factors. The Gram matrix of K
+    is the elementwise product of the Gram matrices of these factors.
 
     Args:
         target: The tensor X to decompose (I_1, ..., I_N).
@@ -118,7 +118,7 @@ def als(target: Tensor, factors: Sequence[Tensor], sweeps: int) -> list[Tensor]:
 
 
 def products_by_mode(target: Tensor, factors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield X_(n) K_n, of shape (I_n, R), for each mode n. X is `target`, and K_n as in `als`.
+    """Yield X_(n) K_n, of shape (I_n, R), for each mode n. X is `target`; see `als` for K_n.
 
     The product of X and the factors before n, component by component, is kept from mode to mode (a
     chain of the dimension tree). All modes together then need only two large matrix products. The

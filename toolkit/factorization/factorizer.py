@@ -26,13 +26,13 @@ They are FedHM's rank ratios 1/2 and 1 of a 3 x 3 convolution.
 """
 
 LEAST_SIDE = 256
-"""Rows or columns below which the exact SVD is as fast as the iteration."""
+"""If a matrix has fewer rows or columns, the exact SVD is as fast as the iteration."""
 
 LARGEST_SHARE = 1 / 3
-"""Rank, as a share of the shorter side, above which the exact SVD is as fast."""
+"""If the rank exceeds this share of the shorter side, the exact SVD is as fast."""
 
 SMALL_CHANGE = 0.1
-"""Change of the weights, relative to their norm, up to which the last subspace is a good start.
+"""Up to this change of the weights, relative to their norm, the last subspace is a good start.
 
 The best possible error and the error of a subspace both change by at most the norm of the change.
 """

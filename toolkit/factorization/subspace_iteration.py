@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 0.015
-"""The estimated Frobenius error may exceed that of the best truncation by this share."""
+"""The estimated Frobenius error may exceed the error of the best truncation by this share."""
 
 OVERSAMPLING = 3 / 16
 """Additional columns of the block, relative to the rank. They speed up the last vectors."""
@@ -37,19 +37,19 @@ LEAP_STEPS = 4
 """Number of half-steps that a leap (two products) counts as, if the shift is 1/2."""
 
 MOST_STEPS = 40
-"""Half-steps after which the iteration gives up."""
+"""The iteration gives up after this many half-steps."""
 
 RESOLUTION = 1e-7
 """Singular values below this share of the largest are float32 rounding errors."""
 
 DEPENDENT = 1e-5
-"""Share of the largest pivot below which Cholesky-QR loses orthogonality."""
+"""If a pivot is below this share of the largest pivot, Cholesky-QR loses orthogonality."""
 
 INDEPENDENT = 3e-2
-"""Share of the largest pivot above which solving in float32 keeps orthogonality."""
+"""If all pivots are above this share of the largest, solving in float32 keeps orthogonality."""
 
 RESOLVED = 0.4
-"""Share of the largest pivot above which even a float32 Gram matrix keeps orthogonality."""
+"""If all pivots are above this share of the largest, a float32 Gram matrix keeps orthogonality."""
 
 
 class Leading(NamedTuple):
@@ -152,16 +152,17 @@ def leading_components(matrix: Tensor, rank: int, basis: Tensor | None = None) -
 def converged(steps: int, history: Sequence[StepRecord], total: float) -> bool:
     """Whether every truncation is within the tolerance of the best truncation, by two estimates.
 
-    The gain of a step is the energy that its basis captures, minus that of the previous basis.
+    The gain of a step is the energy that its basis captures, minus the energy that the previous
+    basis captures.
 
     Without a gap in the spectrum, the error is an inverse power of the number of steps; for random
     matrices the power is 2 or higher. The last gain times half the number of steps then estimates
     the remaining gain.
 
-    If the spectrum has two plateaus close to each other, gains hardly change at first. With the
-    ratio q of their squared singular values, the remaining gain is the last gain times q / (1 - q).
-    The gain before the last one shows q. A half-step shrinks the error by q, and a leap by
-    ((q - s) / (1 - s))^2, where s is the shift as a share of the upper plateau.
+    If the spectrum has two plateaus close to each other, gains hardly change at first. Let q be the
+    ratio of the squared singular values of the plateaus. Then the remaining gain is the last gain
+    times q / (1 - q). The gain before the last one shows q. A half-step shrinks the error by q, and
+    a leap by ((q - s) / (1 - s))^2. s is the shift as a share of the upper plateau.
 
     Args:
         steps: Half-steps done, or equivalent work.

@@ -1,7 +1,7 @@
-"""The families: ways to cut a model, such as low-rank (FedHM) and cp (TDPFed). Each is a module.
+"""The families: ways to cut a model, such as low-rank (FedHM) and cp (TDPFed).
 
-The table in `forms.py` has the specs of all families. The module of a family has an object `FAMILY`
-of the type in `submodels/family.py`; `full.py` is the shortest.
+Each family is a module. The table in `forms.py` has the specs of all families. The module of a
+family has an object `FAMILY` of the type in `submodels/family.py`; `full.py` is the shortest.
 
 Importing this package does not import torch: the module of a family is imported when the family is
 first used. So `check_spec` takes milliseconds.

@@ -238,7 +238,7 @@ class CP(Family):
 def record_with_factors(
     model: nn.Module, captured: Captured, ranks: Mapping[str, int]
 ) -> GraphModule:
-    """Record the model in inference mode, with CP factors in place of weights where possible."""
+    """Record the model in inference mode, with CP factors in place of weights if possible."""
     own = {
         layer.path("weight")
         for layer in weighted_layers(model, captured)
@@ -252,7 +252,7 @@ def record_with_factors(
 
 
 def first_factors(ranks: Mapping[str, int], weights: GlobalModel) -> dict[str, Tensor]:
-    """The first factors, for a global model that holds no factors yet."""
+    """The first factors, for a global model that has no factors yet."""
     return {
         factor_name(name, mode): value
         for name, rank in ranks.items()

@@ -134,7 +134,7 @@ class Call(NamedTuple):
 
 
 def calls_of(model: nn.Module, captured: Captured) -> dict[str, Call]:
-    """The calls of modules that are called once, take a tensor first and return one tensor."""
+    """Calls of modules that are called once, take a tensor first, and return one tensor."""
     model, records = copy.deepcopy(model).eval(), dict[str, list[Call | None]]()
 
     def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:

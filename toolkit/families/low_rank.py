@@ -66,9 +66,10 @@ def choose_ranks(
 
     Args:
         layers: All weighted layers, from the input to the output.
-        ratio: Rank relative to the output channels (FedHM, Table 5). For a grouped convolution
-            these are the channels of one group, for a recurrent layer the units of one gate. For a
-            linear layer the rank is relative to the full rank of its weight.
+        ratio: Rank relative to the output channels (FedHM, Table 5). For a grouped convolution, the
+            rank is relative to the channels of one group. For a recurrent layer, it is relative to
+            the units of one gate. For a linear layer, it is relative to the full rank of the
+            layer's weight.
         keep: How many of the first layers stay dense. Layers that are always dense are not counted.
         among: Names of the layers to consider; all if None.
     """
@@ -166,7 +167,7 @@ def check_smaller(spec: Spec, rewritten: Rewritten, layers: Sequence[Layer]) -> 
 
 
 def replace_layers(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """A copy of `model` with the layers in `ranks` replaced by factorized ones."""
+    """A copy of `model` in which factorized layers replace the layers in `ranks`."""
     # Leave the caller's model unchanged.
     model = copy.deepcopy(model)
     for name, own in ranks.items():
@@ -190,7 +191,8 @@ def factorized_layer(module: nn.Module, ranks: Mapping[str, int]) -> nn.Module:
 def origin_of(layer: str, own: str) -> Origin:
     """Find the tensor of the dense layer that a tensor of the factorized layer replaces.
 
-    `layer` is the name of the layer, `own` the name of the tensor within the factorized layer.
+    `layer` is the name of the layer, and `own` is the name of the tensor within the factorized
+    layer.
     """
     # The bias of `v` is the bias of the dense layer, not a factor.
     side, _, leaf = own.partition(".")

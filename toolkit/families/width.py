@@ -8,8 +8,8 @@ authors use this with static batch norms. Batch norms that track statistics woul
 would track scaled outputs, but the outputs of a prediction are not scaled.
 
 `window=rolling` takes other channels in every round (FedRolex). In round t the window begins at
-channel t - 1, and continues at the first channel after the last. So every device trains every
-channel in turn, with the same graphs.
+channel t - 1. After the last channel, it continues at the first channel. So every device trains
+every channel in turn, with the same graphs.
 """
 
 import dataclasses

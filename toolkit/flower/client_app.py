@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 def protect(message: Message, context: Context, call_next: Any) -> Message:
-    """Apply the mods (Flower's wrappers of a client) that the configurations of run and node need.
+    """Apply the mods (Flower's wrappers of a client) that the run's and node's configurations need.
 
     Raises ClientError if the node asks for noise and the run does not allow it.
     """

@@ -1,8 +1,8 @@
 """Masks for SecAgg+ from long seeds, so that nobody can try all seeds.
 
-Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share). It draws
-from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). An attacker who tries all
-seeds can remove the masks. Here the whole seed gives the key of a stream cipher.
+Flower 1.41 reduces the seed of a mask to 32 bits (28 bits for a key that two sites share). Flower
+draws the mask from a Mersenne Twister (https://github.com/flwrlabs/flower/issues/7522). An attacker
+who tries all seeds can remove the masks. Here the whole seed gives the key of a stream cipher.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def draw_masks(
 def use_own_masks() -> None:
     """Make Flower's SecAgg+ draw its masks with `draw_masks` in this process.
 
-    Raises AttributeError if this version of Flower draws them with another function.
+    Raises AttributeError if this version of Flower draws masks with another function.
     """
     for name in USERS:
         module = import_module(name)

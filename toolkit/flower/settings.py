@@ -18,8 +18,8 @@ class Settings(Struct, frozen=True, kw_only=True, rename="kebab"):
     Attributes:
         federation: The federation's file.
         out: The folder for results.
-        sites: How many sites have to be connected before a round begins. In a dense round exactly
-            this number takes part.
+        sites: A round begins only when this many sites are connected. In a dense round exactly this
+            number takes part.
         timeout: How long a site may take for a round, in seconds.
         dense: Sites answer with whole models instead of partial aggregates. The models are
             averaged.

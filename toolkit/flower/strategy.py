@@ -38,7 +38,7 @@ class SitesStrategy(Strategy):
     Args:
         federation: The global model.
         run: The name of this run. Sites need it to distinguish rounds of different runs.
-        sites: How many sites have to be connected before a round begins.
+        sites: A round begins only when this many sites are connected.
         timeout: How long a site may take for a round, in seconds.
 
     Attributes:

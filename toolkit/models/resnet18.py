@@ -18,7 +18,7 @@ class ResNet(nn.Module):
     """A stem, four stages of 64 to 512 channels, a mean over the image, and a classifier.
 
     `depths` are the numbers of blocks in the stages. If a block changes the shape, its shortcut is
-    a projection. `blocks` holds the blocks of all stages.
+    a projection. `blocks` contains the blocks of all stages.
     """
 
     def __init__(self, depths: Sequence[int], classes: int) -> None:

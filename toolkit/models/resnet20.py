@@ -29,7 +29,7 @@ class ResNet20(nn.Module):
     """A stem, nine blocks of 16, 32 and 64 channels, a mean over the image, and a classifier.
 
     The first block of each stage, including the first stage, has a projection as its shortcut.
-    `blocks` holds all nine blocks.
+    `blocks` contains all nine blocks.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3) -> None:

@@ -72,7 +72,7 @@ class BiLevelSettings:
 
 
 def personal_optimizer(training: TrainingConfig) -> Optimizer:
-    """The optimizer of the personal model: Nesterov's momentum in place of SGD's (TDPFed eq. 15).
+    """The optimizer of the personal model: Nesterov's momentum replaces SGD's (TDPFed eq. 15).
 
     This optimizer has no proximal term, because the penalty with lambda replaces that term. It
     counts its steps separately from the local model's optimizer.
@@ -224,7 +224,7 @@ def bilevel_submodel(
         settings: Penalty, steps and optimizer.
         factors: Computes the values of the factors from a global model.
         local_name: Name of the local step.
-        layer_decisions: The form that each layer got, and why.
+        layer_decisions: The form of each layer, and the reason for this form.
         compressed: A graph that predicts with the factors, under the names of `Tensorized.values`.
             None if there are no factors.
     """

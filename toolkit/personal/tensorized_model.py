@@ -130,8 +130,8 @@ def factor_gradients(gap: Tensor, factors: list[Tensor]) -> list[Tensor]:
     """Gradients of 1/2 ||[[A]] - theta||^2 (TDPFed eq. 25 of the appendix, without lambda).
 
     The paper's gradient of A_n is A_n V_n - theta_(n) K_n, with K_n the Khatri-Rao product of the
-    other factors. As A_n V_n = [[A]]_(n) K_n, it equals gap_(n) K_n. Taking the difference first
-    loses less to rounding.
+    other factors. Because A_n V_n = [[A]]_(n) K_n, the gradient equals gap_(n) K_n. Taking the
+    difference first loses less to rounding.
 
     Args:
         gap: [[A]] - theta (I_1, ..., I_N).

@@ -84,7 +84,7 @@ def candidate(known: Known, device: DeviceProfile, budget: float | None = None) 
     """Predict the memory and time that the agent needs to train `known` on `device`.
 
     An agent can run a graph in several forms. With a `budget` in bytes, the prediction assumes that
-    the agent does not use forms that may need more memory than this.
+    the agent does not use forms that may exceed the budget.
     """
     left = None if budget is None else budget - RESERVE
     predicted = predict(known.work, device.calibration, left)

@@ -21,7 +21,7 @@ APART = 0.85
 
 
 def specs(model: nn.Module, sample_shape: tuple[int, ...], batch: int, loss: str) -> Iterator[str]:
-    """List the specs that a plan considers. Some may not be possible for the model.
+    """List the specs that a plan considers. Some of them can be impossible for the model.
 
     Args:
         model: The whole model.

@@ -1,7 +1,7 @@
 """Lower bounds of the work of a signature, from its ports and the recorded model alone.
 
-These bounds take milliseconds, because nothing is traced or lowered. So the planner does not export
-a submodel that cannot fit.
+These bounds take milliseconds, because nothing is traced or lowered. So the planner does not have
+to export a submodel that cannot fit.
 """
 
 import math

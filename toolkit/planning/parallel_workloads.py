@@ -81,7 +81,7 @@ class Search:
         progress: Called when the export of a submodel begins.
         stopping: Set it from another thread to end the search.
         candidates: The submodels to look at. None means all that `candidate_specs` lists.
-        processes: How many submodels to export at once.
+        processes: How many submodels to export at the same time.
     """
 
     source: ModelSource

@@ -30,7 +30,7 @@ class Planned:
 
     Attributes:
         device: The device.
-        budgets: The limits for a submodel. If no memory budget was given, this has the default.
+        budgets: The limits for a submodel. If no memory budget was given, the default is filled in.
         plan: The candidates whose figures were computed, and the chosen candidate.
         impossible: The submodels that are not possible for the model.
         notes: Assumptions for missing figures, reasons to doubt the plan, and a comparison of the
@@ -70,7 +70,7 @@ def plan_for(
         specs: The submodels to choose from.
         budgets: The limits for the submodel. The default for memory is a share of the device's
             memory.
-        today: The date at which the profile's age is computed. Default: the current date.
+        today: The date for which the profile's age is computed. Default: the current date.
         progress: Called with the name of each stage when it begins.
 
     Returns:

@@ -10,7 +10,7 @@ from toolkit.planning.plan import Planned
 from toolkit.planning.undecided_budgets import amount
 
 Written = Callable[[str, float], str]
-"""(resource, needed) -> the budget that allows it, as an option or as a line of a TOML file."""
+"""(resource, needed) -> a budget that allows `needed`, as an option or as a line of a TOML file."""
 
 
 def as_option(resource: str, needed: float) -> str:

@@ -33,7 +33,7 @@ def is_excluded_by_memory_alone(row: Row) -> bool:
 
 
 def saves(variant: Candidate, others: Iterable[Candidate]) -> bool:
-    """Whether `variant` needs less memory than the same submodel without the option in `others`."""
+    """Whether `variant` needs less memory than its submodel in `others`, which lacks the option."""
     return any(
         plain.submodel + SUFFIX == variant.submodel and variant.memory.upper < plain.memory.upper
         for plain in others

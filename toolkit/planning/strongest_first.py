@@ -93,7 +93,7 @@ def search(listed: Iterable[Entry], look: Look, budgets: Budgets) -> Searched:
     """Find the best of the entries `listed` that fits all `budgets`.
 
     If only memory excludes a computed candidate, its variant with `recompute=yes` is tried before
-    weaker candidates. Equally strong candidates without the option were tried before.
+    weaker candidates. But candidates of equal strength without the option are tried first.
     """
     waiting = [(entry.order, entry) for entry in listed]
     specs = {entry.spec for _, entry in waiting}
@@ -116,7 +116,7 @@ def search(listed: Iterable[Entry], look: Look, budgets: Budgets) -> Searched:
 
 
 def variant_of(entry: Entry, over: tuple[Excess, ...]) -> Entry | None:
-    """The variant of `entry` that computes activations again, if it may fit where `entry` does not.
+    """The variant of `entry` that computes activations again; None if that cannot be enough to fit.
 
     `over` are the budgets that `entry` exceeds. The variant has the strength of `entry`.
     """
@@ -140,7 +140,7 @@ def nearest_computed(excluded: list[Entry], look: Look, budgets: Budgets) -> tup
 
     Use it if nothing fits: a message can then name the budgets that this entry needs. The result
     begins with this entry. The other entries follow, without entries that proved impossible. For
-    the comparison, all activations count as memory, although a step may not keep all of them.
+    the comparison, all activations count as memory, although a step can keep fewer.
     """
 
     def distance(entry: Entry) -> float:

@@ -43,7 +43,7 @@ ESTIMATE = ".estimate"
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A submodel, its strength, and its workload: what a device has to compute and transfer.
+    """A submodel, its strength, and its workload: the work and the traffic of a device.
 
     If the workload is a lower bound, `activations` is the size in bytes of all outputs of layers
     for one batch. A step keeps most of these outputs.
@@ -241,7 +241,7 @@ def content(captured: Captured) -> Iterable[str]:
     """Yield texts that together determine the graphs of all submodels of a model.
 
     The texts describe the model's own graphs and the shapes of its tensors. They also say for each
-    tensor whether all its numbers are zero, because such a weight is not factorized.
+    tensor whether all its numbers are zero, because weights of zeros are not factorized.
     """
     graphs = captured.training, captured.inference
     for graph in filter(None, (*graphs, *map(writes_of, graphs))):

@@ -8,7 +8,7 @@ from toolkit.planning.strongest_first import Searched
 
 
 def undecided(searched: Searched, budgets: Budgets) -> Iterator[str]:
-    """A note if no budget excludes a candidate, or one note for each budget that excludes all."""
+    """One note if no budget excludes a candidate; else a note for each budget that excludes all."""
     if searched.chosen is not None:
         if not searched.excluded:
             chosen = searched.chosen.candidate.submodel

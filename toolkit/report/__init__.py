@@ -1,4 +1,4 @@
-"""`edgetailor report`: draws profiles and evaluations as charts and tables, compares two profiles.
+"""`edgetailor report`: charts and tables of profiles and evaluations, and comparisons of profiles.
 
 Start with `report_output.py`.
 """

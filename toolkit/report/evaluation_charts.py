@@ -132,7 +132,7 @@ def draw_classes(axes: Axes, documents: Sequence[EvaluationDocument], shown: Seq
 
 
 def draw_confusion(axes: Axes, document: EvaluationDocument, shown: Sequence[int]) -> None:
-    """Draw the confusion matrix: rows are the true classes, columns the predicted ones.
+    """Draw the confusion matrix: rows are the true classes, and columns are the predicted classes.
 
     The colour of a cell is its share of the row's labels. If some classes are not shown, the last
     column has the sum of these classes.

@@ -54,10 +54,12 @@ class EvaluationDocument(Struct, frozen=True, kw_only=True):
         metrics: Means of other figures that the loss computes for each sample, by name.
         mean_class_accuracy: Mean of the accuracies of the classes with labels.
         worst_class: The number of the class that is far below this mean; None if there is none.
-        classes: The figures of each class; None without an accuracy, and above 1,000 classes.
+        classes: The figures of each class; None if there is no accuracy, or if there are more than
+            1,000 classes.
         devices: How the devices judge the model of this round; None if they do not judge.
         confusion: For each class a row: how many of its labels are predicted as each class.
-        judged_by_devices: Whether all figures come from the devices, for lack of held-out data.
+        judged_by_devices: Whether all figures come from the devices, because there are no held-out
+            data.
     """
 
     version: int = EVALUATION_VERSION

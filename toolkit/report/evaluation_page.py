@@ -35,7 +35,7 @@ def evaluation_page(documents: Sequence[EvaluationDocument]) -> str:
     """Write evaluations of one or several models as an HTML document.
 
     Args:
-        documents: The evaluations; those with classes have the same number of classes.
+        documents: The evaluations. If several have classes, they have the same number of classes.
 
     Returns:
         The document. It needs no other file.

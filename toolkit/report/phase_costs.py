@@ -1,6 +1,6 @@
 """Memory and time of one batch, by phase, for each submodel of a report.
 
-The phases are those of EmbracingFL, Table 8: the forward pass, with its frozen stages shown
+The phases are the phases of EmbracingFL, Table 8: the forward pass, with its frozen stages shown
 separately, and backpropagation.
 """
 

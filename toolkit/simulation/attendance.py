@@ -27,7 +27,7 @@ Chosen = Sequence[tuple[int, str]]
 class Turnout(NamedTuple):
     """The clients of a round.
 
-    Clients in `present` deliver an update; the others only receive submodels. Clients in
+    Clients in `present` deliver an update; all other clients only receive submodels. Clients in
     `not_needed` would have delivered an update after the round had reached its goal. Clients in
     `away` were asked, but were away during the whole round, so they did not receive a submodel.
     `simulated_s` is the simulated time of the round in seconds, or None if no time is simulated.
@@ -95,7 +95,7 @@ class Attendance:
     def opens(self, closed: float) -> float:
         """When a round opens after the previous round has closed. Times are in simulated seconds.
 
-        A round with a goal waits until a client is there. The other rounds open at once.
+        A round with a goal waits until a client is there. All other rounds open immediately.
         """
         if not self.has_goal:
             return closed
@@ -124,8 +124,8 @@ class Attendance:
     def turnout(self, round_: int, chosen: Chosen, closed: float = 0.0) -> Turnout:
         """Decide which of the clients `chosen` for `round_` deliver an update.
 
-        Whether a client fails depends only on the seed, the round and the client's number. `closed`
-        is the time when the previous round closed, in simulated seconds.
+        Only the seed, the round and the client's number decide whether a client fails. `closed` is
+        the time when the previous round closed, in simulated seconds.
         """
         luck = self.luck(round_)
         failed = [entry for entry in chosen if luck[entry[0]] < self.failure_rate]
@@ -158,7 +158,7 @@ class Attendance:
         return [one for one in chosen if self.returns(one[0], opened) >= closed > opened]
 
     def luck(self, round_: int) -> np.ndarray:
-        """A random number for each client of `round_`; below `failure_rate` the client fails."""
+        """A random number for each client of `round_`. Clients below `failure_rate` fail."""
         # The third number separates these draws from those of the sampling.
         return np.random.default_rng([self.seed, round_, 1]).random(self.clients)
 
@@ -171,9 +171,9 @@ def taken(
     The updates that arrive first are accepted.
 
     The round closes when it has `quorum` updates or all updates, otherwise at the deadline with the
-    updates that it has. If these are fewer than `fewest`, and other clients have not failed, the
-    deadline is extended by `deadline_s`, as often as needed. If all clients failed, the round
-    closes at the first deadline.
+    updates that it has. If these updates are fewer than `fewest`, and other clients have not
+    failed, the deadline is extended by `deadline_s`, as often as needed. If all clients failed, the
+    round closes at the first deadline.
 
     Args:
         times: When each update arrives, in seconds after the round opened, ascending.

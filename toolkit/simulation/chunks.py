@@ -278,8 +278,8 @@ def shared_out(
 
     Args:
         samples: The number of samples of each client.
-        submodel: The submodel that they train.
-        training: How they train.
+        submodel: The submodel that the clients train.
+        training: How the clients train.
     """
     size = training.batch_size
     if training.steps is None:

@@ -85,7 +85,7 @@ class Row:
         return spread([statistics.fmean(self.scores(run)[-rounds:]) for run in self.histories])
 
     def reaching(self, target: float) -> Reached | None:
-        """The needs of the runs until a score is at least `target`; None if a run never gets there.
+        """The needs of the runs until a score is at least `target`; None if a run never reaches it.
 
         A regression reaches `target` when its loss is at most `target`.
         """

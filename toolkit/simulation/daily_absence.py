@@ -8,8 +8,8 @@ from typing import Self
 import numpy as np
 
 ROUNDING = 1e-9
-"""An absence whose rest is at most this share of a day is over, because the rest is a rounding
-error."""
+"""If the rest of an absence is at most this share of a day, the absence is over, because such a
+rest is a rounding error."""
 
 
 @dataclass(frozen=True)

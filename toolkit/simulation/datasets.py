@@ -104,8 +104,8 @@ def read_dataset(format_: Format, folder: Path, shape: tuple[int, ...]) -> tuple
     Args:
         format_: The dataset, by the format of its files.
         folder: The dataset's folder: the files of CIFAR or MNIST, the folders train/ and test/ of
-            LEAF, or Tiny-ImageNet with wnids.txt. The test samples of Tiny-ImageNet are those in
-            val/.
+            LEAF, or Tiny-ImageNet with wnids.txt. The test samples of Tiny-ImageNet are the samples
+            in val/.
         shape: Shape of the model's samples.
 
     Raises:

@@ -10,13 +10,13 @@ from toolkit.simulation.results import RoundResult
 Observer = Callable[[RoundResult], None]
 """Called with each finished round."""
 COUNTED = ("hostile", "left_out", "limited", "paused")
-"""Keys of `history.jsonl` of which the number of clients is logged."""
+"""Keys of `history.jsonl` with clients. Only the number of these clients is logged."""
 
 
 def logged(result: RoundResult) -> Logged:
     """The figures of a round that are not None, with the keys of `history.jsonl`.
 
-    Of `privacy` these are `epsilon` and `clip`.
+    The logged figures of `privacy` are `epsilon` and `clip`.
     """
     figures = msgspec.structs.asdict(result)
     del figures["round"], figures["devices"], figures["held_out"], figures["privacy"]

@@ -123,7 +123,7 @@ class OneRound(TrainedChunk):
         self.correct += chunk.correct
 
     def federated_evaluation(self) -> FederatedEvaluation | None:
-        """How the round's clients judge the newest model; None if not asked.
+        """How the round's clients judge the newest model; None if nobody asks them.
 
         Clients that received an earlier model are not counted.
         """
@@ -187,8 +187,8 @@ class OneRound(TrainedChunk):
     ) -> Evaluation:
         """Let the `committee` decide about the new model, whose evaluation is `evaluation`.
 
-        A rejected model is judged again without the updates that point against most others. If it
-        is rejected again, the model `before` the round is restored.
+        A rejected model is judged again without the updates that point against most other updates.
+        If this model is also rejected, the model `before` the round is restored.
 
         Returns the evaluation of the model that is kept.
         """

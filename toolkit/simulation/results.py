@@ -98,8 +98,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
         paused: The clients that the judge pauses after this round; None without a judge. They take
             part in no later round.
         privacy: The privacy budget that the rounds so far have spent; None without [privacy].
-        backdoor: The success of the attack `backdoor`: the share of held-out samples of other
-            classes that the model assigns to the attackers' class if they have the trigger.
+        backdoor: The success of the attack `backdoor`. Held-out samples of other classes get the
+            trigger. This is the share of them that the model assigns to the attackers' class.
     """
 
     round: int
@@ -136,7 +136,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def quality(self) -> float:
-        """The accuracy, or the negative loss of a regression. Minus infinity if that is NaN."""
+        """The accuracy, or the negative loss of a regression. If this is NaN, minus infinity."""
         quality = -self.loss if self.accuracy is None else self.accuracy
         return quality if quality == quality else -math.inf
 

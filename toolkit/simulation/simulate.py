@@ -94,12 +94,12 @@ def simulate(
             `global.safetensors`, and `best.safetensors` with the model of the best round.
         workers: Number of processes that train the clients of a round. With 1 and the engine
             `local`, this process trains them.
-        engine: `local` starts the workers on this machine, `ray` as Ray actors.
+        engine: `local` starts the workers on this machine; `ray` starts them as Ray actors.
         threads: Threads of PyTorch in each worker. Small models are fastest with one thread.
         device: The PyTorch device on which clients are trained, such as `"cuda"`.
         seed: Replaces both seeds of the file.
         rounds: Replaces the number of rounds in the file.
-        values: Replace values of the file, for example
+        values: Values that replace values of the file, for example
             `{"training.epochs": 5, "devices.phone.submodel": "full"}`.
         force: Replace an earlier simulation in `out`.
         logs: Log each round to `"mlflow"`, `"tensorboard"` or both, with the keys of
@@ -311,7 +311,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
 
 
 def up_to_own(model: Federation, specs: Iterable[str]) -> Choices:
-    """Map each spec to the specs that train at most as many parameters (FjORD), itself included."""
+    """Map each spec to itself and the specs that train at most as many parameters (FjORD)."""
     sizes = {spec: model.submodel(spec).counts.params for spec in dict.fromkeys(specs)}
     return {
         own: [spec for spec, size in sizes.items() if size <= most] for own, most in sizes.items()

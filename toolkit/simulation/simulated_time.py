@@ -65,8 +65,9 @@ class SimulatedDevice:
 class Cost(NamedTuple):
     """The times of a submodel on a device, in seconds, and its memory.
 
-    `transfer_s` is the download and upload of a round, `record_s` runs a batch through all recorded
-    stages, and `step_s` trains a batch. `memory` is the upper bound of the agent's peak, in bytes.
+    `transfer_s` is the time of a round's download and upload. `record_s` is the time to run a batch
+    through all recorded stages. `step_s` is the time to train on a batch. `memory` is the upper
+    bound of the agent's peak, in bytes.
     """
 
     transfer_s: float
@@ -143,7 +144,8 @@ class Clock:
     def trained_batches(self, kind: str, spec: str, samples: int) -> int:
         """How many batches a client of `kind` trains in a round, with `spec` and `samples` samples.
 
-        With a budget, it stops after the batch in which the budget is used up, as an agent does.
+        With a budget, the client stops after the batch in which the budget is used up, as an agent
+        does.
         """
         work = self.training.local_work
         trained = work.epochs * self.batches_of(samples - self.held_out_of(samples))

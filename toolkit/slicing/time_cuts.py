@@ -1,8 +1,8 @@
-"""Cutting an LSTM along time: its first steps are recorded, the rest is trained.
+"""Cutting an LSTM along time: its first steps are recorded, and the rest is trained.
 
 In Table 1 of EmbracingFL, the weakest clients leave out the first half of the words. The recording
-of one sample is one row. It holds the hidden and cell state of the forward direction after the
-first steps, then the inputs of the remaining steps. The trained part splits the row again and
+of one sample is one row. The row contains the hidden and cell state of the forward direction after
+the first steps, then the inputs of the remaining steps. The trained part splits the row again and
 continues from that state. A backward direction starts at the last step and stops where the
 recording starts, so that it never reads the first steps.
 """

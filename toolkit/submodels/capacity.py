@@ -5,7 +5,7 @@ parameters of the submodel and of the full model. a and A are the output element
 convolution and linear layers for one batch. Shortcut convolutions count; normalisation, activation,
 pooling and embedding do not count.
 
-An LSTM counts 10 values for each unit, step and direction: four gates before and after their
+For an LSTM, 10 values count for each unit, step and direction: four gates before and after their
 nonlinearity, the cell state and the hidden state. In the paper's table, the layer after the LSTM is
 not counted; it has one output for each sample. Therefore layers with one output are left out here.
 For other recurrent layers, only parameters and multiply-accumulates are counted.
@@ -111,7 +111,7 @@ def activations_of(node: Node, batch: int) -> int:
 
 
 def count_macs(graph: GraphModule, batch: int) -> int:
-    """Multiply-accumulates of one run of `graph` on `batch` samples, by the rules of exports."""
+    """Multiply-accumulates of one run of `graph` on `batch` samples, counted as in exports."""
     inputs = (node for node in graph.graph.nodes if node.op == "placeholder")
     # The count depends only on shapes, so zeros are enough.
     vals = [(shape_for_batch(node, batch), node.meta["val"].dtype) for node in inputs]

@@ -14,7 +14,7 @@ from profiles.errors import InputError
 from toolkit.submodels.global_model import GlobalModel
 
 MOST_NAMES = 20
-"""How many tensors of each group are named."""
+"""A text names at most this many tensors of each group."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Carried:
 
 
 def carry(old: GlobalModel, initial: GlobalModel) -> tuple[GlobalModel, Carried]:
-    """The changed model with the weights of `old`, where they fit.
+    """The changed model with those weights of `old` that fit.
 
     Factors that families keep between rounds, and the moments of a server optimizer, are made again
     in the next round.

@@ -1,4 +1,4 @@
-"""Rows of the classifier, each for one class, and updates that have only some of the rows.
+"""Rows of the classifier: each belongs to one class, and an update may have only some of them.
 
 With a masked loss, a row gets no gradient on devices whose samples do not have its class. Therefore
 HeteroFL averages each row over the devices that have samples of its class.
@@ -47,7 +47,8 @@ def mark_class_rows(submodel: Submodel) -> Submodel:
 def classifier_tensors(graph: GraphModule) -> set[str]:
     """Names of the weight and the bias of the output layer.
 
-    A tensor that another operator reads, too, is left out. Empty if there is no such layer.
+    Leaves out a tensor that another operator also reads. The result is empty if there is no output
+    layer with such tensors.
     """
     node: object = output_node(graph)
     while isinstance(node, Node) and node.op == "call_function":
@@ -69,7 +70,7 @@ def own_rows(
     classes: Collection[int] | None,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[tuple[TensorEntry, ...], dict[str, Tensor]]:
-    """Remove from an update the rows of classes that do not occur in its device's samples.
+    """Remove rows of classes from an update if its device has no samples of these classes.
 
     Args:
         table: The entries of the update.
@@ -116,7 +117,7 @@ def rows_of(shape: Sequence[int], rows: tuple[tuple[int, int], ...]) -> Ranges:
 
 
 def ranges_of(classes: Collection[int]) -> tuple[tuple[int, int], ...]:
-    """The ranges [start, stop) of exactly the numbers in `classes`."""
+    """The ranges [start, stop) that contain exactly the numbers in `classes`."""
     ranges: list[tuple[int, int]] = []
     for number in sorted(classes):
         if ranges and ranges[-1][1] == number:

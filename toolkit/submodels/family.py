@@ -72,10 +72,10 @@ class Family(ABC):
         Args:
             tensors: The uploaded tensors by their names in the bundle.
             table: Their entries, which say what each tensor stands for.
-            shapes: Shapes of the global tensors, or of the slices that the update has of them.
+            shapes: Shapes of the global tensors, or of their slices in the update.
 
         Returns:
-            Each global tensor by its name, in its shape in `shapes`.
+            Each global tensor by its name, with the shape that `shapes` gives.
         """
         return recover_dense(tensors, table)
 
@@ -110,7 +110,7 @@ class Family(ABC):
 
 
 class ExchangesLayers(Family):
-    """A family that only replaces layers. So another family can select the layers.
+    """A family that only replaces layers. So another family can select the layers to replace.
 
     The `SpecForm` of such a family has `exchanges_layers=True`. `slice` uses such a family for
     specs like `slice:0.42+low-rank:0.25`.

@@ -31,7 +31,7 @@ KEPT, MOMENT = "kept|", "moment|"
 SHARED = "edgetailor.shared"
 """The metadata under this key map each other name of a tensor to its first name, as JSON."""
 PIECE = 1 << 20
-"""How many numbers are checked at once."""
+"""How many numbers are checked at a time."""
 
 Kept = Mapping[str, Mapping[str, Tensor]]
 """Factors by family and size (for example `cp:2.0`), then by their names in the bundle."""
@@ -43,8 +43,8 @@ Moments = Mapping[str, Mapping[str, Tensor]]
 class GlobalModel:
     """All tensors of the global model, and the factors that families keep.
 
-    A round starts from a global model and ends with a new one. Make the first from
-    `model.state_dict()`. Copy the last back into the model with `load_into`.
+    A round starts from a global model and ends with a new one. Make the first global model from
+    `model.state_dict()`. With `load_into`, copy the last one back into the PyTorch model.
 
     Attributes:
         tensors: Parameters and buffers, by their first names in the PyTorch model. You may give a
@@ -100,7 +100,7 @@ class GlobalModel:
         return save(flat, names)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the saved model, by which bundles and updates refer to their global model."""
+        """SHA-256 of the saved model. Bundles and updates name their global model by this hash."""
         return hashlib.sha256(self.save()).hexdigest()
 
     def load_into(self, model: nn.Module) -> None:
@@ -110,7 +110,7 @@ class GlobalModel:
         model.load_state_dict(state)
 
     def lend_to(self, model: nn.Module) -> None:
-        """Like `load_into`, but without copying parameters: they share the memory of these tensors.
+        """Like `load_into`, but parameters are not copied: they share memory with these tensors.
 
         Buffers are copied, because a forward pass may change them.
         """
@@ -254,7 +254,7 @@ def from_file(path: str | Path) -> GlobalModel:
 
 
 def fitted(weights: GlobalModel, model: nn.Module, origin: str) -> GlobalModel:
-    """Check that `weights`, which were read from a file, fit `model`, and name them as in `model`.
+    """Check that `weights` from a file fit `model`. Return them under the names that `model` uses.
 
     If a tensor has several names in `model`, the file may have it under one or all of them.
 

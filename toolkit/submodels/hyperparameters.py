@@ -17,7 +17,7 @@ Optimizer = Literal["sgd", "nesterov", "adam", "adamw"]
 MASKABLE = ("cross-entropy", "binary-cross-entropy", "ctc")
 """Losses with logits of classes. `split` checks whether they fit the model's output."""
 LARGEST_COUNT = 2**31 - 1
-"""The largest batch size, number of epochs and number of steps: every runtime can count it."""
+"""The largest batch size, number of epochs and number of steps. All runtimes can count to it."""
 
 LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 """The largest float32."""
@@ -48,8 +48,8 @@ class TrainingConfig:
             repeats its data.
         learning_rate: Learning rate of the first round.
         momentum: Momentum of `sgd` and `nesterov`.
-        weight_decay: The optimizer adds this factor times the parameter to the gradient. `adamw`
-            instead subtracts this product, times the learning rate, from the parameter.
+        weight_decay: The optimizer adds the parameter, multiplied by this factor, to the gradient.
+            `adamw` instead multiplies the parameter by 1 - learning rate * this factor.
         round_decay: Factor by which learning rates are multiplied after each round.
         milestones: Round numbers, ascending. If given, `round_decay` applies only after these
             rounds.
@@ -57,9 +57,10 @@ class TrainingConfig:
             devices neither update nor send statistics. The server computes them from its own
             training samples (`Federation`'s `statistics`). Without such samples, it uses the
             held-out samples.
-        masked: Whether to set the logit of a class to zero if the device has no samples of it, as
-            HeteroFL's authors do. The logit stays in the softmax. Each row of the classifier is
-            averaged over the devices that have its class. Only for outputs (batch, n).
+        masked: Whether to set the logit of a class to zero if the device has no samples of the
+            class, as HeteroFL's authors do. The logit stays in the softmax. Each row of the
+            classifier is averaged over the devices that have samples of the row's class. Only for
+            outputs (batch, n).
         loss: The loss: the name of a built-in loss with its options, the sum of losses of several
             outputs, or `module:function` for a loss of your own. See the guide about losses.
             `cross-entropy` is binary if the output's class axis has size one.
@@ -71,8 +72,9 @@ class TrainingConfig:
         sample_clip: Differential privacy for samples (DP-SGD): the gradient of each sample is
             clipped to this L2 norm, and noise is added. `batch_size` is then the expected size of
             a batch. See the guide about differential privacy.
-        sample_noise: The standard deviation of this noise in the sum of a batch's gradients,
-            divided by `sample_clip`. Set both or neither.
+        sample_noise: The standard deviation of the noise, divided by `sample_clip`. The noise is
+            added to the sum of a batch's gradients. Set both `sample_clip` and `sample_noise`, or
+            neither.
         sample_delta: The delta for which devices report epsilon to their owners.
 
     Raises:
@@ -220,7 +222,7 @@ class TrainingConfig:
 
 
 def invalid(name: str, value: object, allowed: str) -> InputError:
-    """The error for the hyper-parameter `name`, which must be `allowed`."""
+    """The error for a wrong value of `name`. The text `allowed` says which values are allowed."""
     shown = repr(value) if isinstance(value, str) else value
     return InputError(
         "{option} must be {allowed}; it is {given}.",

@@ -26,14 +26,14 @@ def load_model(
     seed: int = 0,
     inputs: Inputs = NO_INPUTS,
 ) -> nn.Module:
-    """Build the model that a reference names. The current folder is importable.
+    """Build the model that a reference names. The module may be in the current folder.
 
     Use it in scripts that take a model by its reference, as the commands do. If you build the model
     yourself, you do not need it.
 
     Args:
         reference: `package.module:callable`, for example `toolkit.models:resnet20`.
-        weights_file: A safetensors file with its weights, or None for initial weights.
+        weights_file: A safetensors file with the model's weights, or None for initial weights.
         seed: Seed of the random initial weights.
         inputs: What you know about the samples: the range of their numbers, and the inputs that are
             packed into one sample.

@@ -1,7 +1,8 @@
 """Checks a model reference by reading source files, without importing the module.
 
-The import usually imports torch, which takes seconds; this check finds a typo at once. The error
-for an unreadable weights file is here, too, because a command first checks reference and file.
+The import usually imports torch, which takes seconds; this check finds a typo immediately. The
+error for an unreadable weights file is also here, because a command first checks reference and
+file.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """A model in which some layers are replaced.
 
-It also says which global tensor each tensor of a new layer replaces.
+`Rewritten` also says which global tensor each tensor of a new layer replaces.
 
-A family that only exchanges layers returns such a model. It can then be trained whole or sliced.
+A family that only exchanges layers returns such a model. The model can be trained whole or sliced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ from toolkit.submodels.submodel import LayerDecision, dense_tensor_entries
 class Origin:
     """Says that a tensor of a new layer replaces the global tensor `name`.
 
-    If the tensor is one of several factors, `factor` is the label of this factor; else None.
+    If the new tensor is one of several factors, `factor` is the label of this factor, else None.
     """
 
     name: str

@@ -32,7 +32,7 @@ def in_round(submodel: Submodel, round_: int) -> Submodel:
 
 
 def cut_parts(entries: Sequence[TensorEntry], weights: GlobalModel) -> dict[str, Tensor]:
-    """Take the value of each tensor in `entries` from the global model: its part, or all of it."""
+    """Take the value of each tensor in `entries` from the global model: a part or the whole."""
     return {
         entry.name: weights.tensors[entry.name]
         if entry.part is None

@@ -36,7 +36,7 @@ class Spec:
     def head(self) -> str:
         """Family and size as text, for example `cp:2.0`.
 
-        They determine the shapes of factors. So this text is the key under which factors are kept.
+        Family and size determine the shapes of factors. So this text is the key of kept factors.
         """
         return self.family if self.size is None else f"{self.family}:{self.size}"
 

@@ -94,7 +94,7 @@ class Choice:
 
     Attributes:
         name: The name of the option.
-        words: The words, the default first.
+        words: The allowed words. The first word is the default.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Choice:
 
 RECOMPUTE = Choice("recompute", ("some", "yes", "no"))
 COMMON = (RECOMPUTE,)
-"""Options of every family. They set how a device trains the submodel, not what it trains."""
+"""Options of every family. They change how a device trains a submodel, not the submodel itself."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class SpecForm:
         usage: How to write its spec, for help texts.
         summary: One line about the family and its options, for help texts.
         size: The form of the text after the colon, or None if the family takes no size.
-        options: The options of this family. The options in COMMON, which all families accept, are
-            left out.
+        options: The options that only this family accepts. All families also accept the options in
+            COMMON.
         selects_layers: Whether a second family may follow after a plus sign. That family then
             exchanges the layers that this family selects.
         exchanges_layers: Whether the family can be such a second family.
@@ -160,7 +160,7 @@ class SpecForm:
             self._option(name, spec).read(spec)
 
     def size_as_number(self, spec: Spec) -> float:
-        """The size of `spec`, for a form whose size is a number. Raises SpecError as `check`."""
+        """The size of `spec`, for a form whose size is a number. Raises SpecError like `check`."""
         assert isinstance(self.size, Number), f"{self.family} has no number for a size"
         return self.size.read(spec)
 

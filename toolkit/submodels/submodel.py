@@ -106,9 +106,9 @@ class Submodel:
         counts: Its sizes for one batch.
         layer_decisions: The form of each weighted layer.
         cut: Takes the global model of a round and computes the tensors that the device receives.
-        windows: Takes the number of a round (from 1). Maps the name of each tensor to the part of
-            its global tensor that it holds in this round; see `in_round`. None if the parts are the
-            same in every round.
+        windows: A function of the number of a round (from 1). It maps the name of each tensor to
+            the part of a global tensor that the tensor has in this round; see `in_round`. None if
+            the parts are the same in every round.
     """
 
     spec: Spec
@@ -130,7 +130,7 @@ class Submodel:
 
 
 def recover_dense(tensors: Mapping[str, Tensor], table: Sequence[TensorEntry]) -> dict[str, Tensor]:
-    """Select the uploaded tensors that are not factors. The keys are names of global tensors."""
+    """Select the uploaded tensors that are not factors. Keys are names of global tensors."""
     return {
         entry.stands_for: tensors[entry.name]
         for entry in table

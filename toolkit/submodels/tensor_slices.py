@@ -38,7 +38,7 @@ class TensorSlice:
     def index(self) -> tuple[slice, ...] | tuple[Tensor, ...]:
         """The index of the slice: Python slices if each axis has one range, else index tensors.
 
-        With Python slices the result is a view, which `add_to` can change in place.
+        Indexing with Python slices gives a view, which `add_to` can change in place.
         """
         if all(len(ranges) == 1 for ranges in self.ranges):
             return tuple(slice(*ranges[0]) for ranges in self.ranges)
@@ -70,7 +70,7 @@ def take_slice(tensor: Tensor, ranges: Ranges) -> Tensor:
 
 
 def slice_of(entry: TensorEntry, shape: tuple[int, ...]) -> TensorSlice | None:
-    """The slice that `entry` has of its global tensor, whose shape is `shape`.
+    """The slice of a global tensor that `entry` has. `shape` is the shape of the global tensor.
 
     None if the entry has the whole tensor.
     """
@@ -80,13 +80,13 @@ def slice_of(entry: TensorEntry, shape: tuple[int, ...]) -> TensorSlice | None:
 
 
 def slice_shape(entry: TensorEntry, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the slice that `entry` has of its global tensor, whose shape is `shape`."""
+    """The shape of the slice that `entry` has. `shape` is the shape of the whole global tensor."""
     part = slice_of(entry, shape)
     return shape if part is None else part.shape
 
 
 def slice_size(entry: TensorEntry, shape: tuple[int, ...]) -> int:
-    """How many elements `entry` has of its global tensor, whose shape is `shape`."""
+    """How many elements `entry` has. `shape` is the shape of the whole global tensor."""
     return math.prod(slice_shape(entry, shape))
 
 
@@ -99,7 +99,7 @@ def group_by_global_tensor(table: Sequence[TensorEntry]) -> dict[str, list[Tenso
 
 
 def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Map the name of each global tensor to the shape of the slice that the table has of it.
+    """Map the name of each global tensor to the shape of its slice in the table.
 
     The table must have been checked before.
     """
@@ -110,7 +110,7 @@ def slice_shapes(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, tupl
 
 
 def slices_by_tensor(table: Sequence[TensorEntry], shapes: Shapes) -> dict[str, TensorSlice]:
-    """Map each global tensor to the slice that the table has of it. Leave out whole tensors."""
+    """Map each global tensor to its slice in the table. Leave out whole tensors."""
     slices = {e.stands_for: slice_of(e, shapes[e.stands_for]) for e in table if e.stands_for}
     return {name: part for name, part in slices.items() if part is not None}
 

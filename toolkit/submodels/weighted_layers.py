@@ -18,7 +18,8 @@ REPLACEABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, nn.LSTM, nn.GRU, nn.RNN)
 def is_product(module: nn.Module) -> bool:
     """Whether `module` is `Conv1D` of transformers: x @ weight + bias, with a weight (m, n).
 
-    GPT-2 uses it instead of linear layers. Works without transformers installed.
+    GPT-2 uses `Conv1D` instead of linear layers. This function also works if transformers is not
+    installed.
     """
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
@@ -51,7 +52,7 @@ class Layer:
         return self.name or "(the model itself)"
 
     def path(self, own: str) -> str:
-        """The full name, within the model, of the layer's tensor `own`, such as `weight`."""
+        """The full name, within the model, of the tensor `own` of this layer, such as `weight`."""
         return tensor_path(self.name, own)
 
     def weights(self) -> Iterator[str]:
@@ -61,7 +62,7 @@ class Layer:
 
 
 def tensor_path(layer: str, own: str) -> str:
-    """The full name, within the model, of the tensor `own` (such as `weight`) of `layer`."""
+    """The full name, within the model, of the tensor `own` of `layer`, such as `weight`."""
     return f"{layer}.{own}" if layer else own
 
 

@@ -16,7 +16,7 @@ from profiles.json_decoding import MalformedError, decode_json
 BUILT = Path(__file__).parent / "built"
 """The folder to which `make web` writes the page. A released wheel contains it."""
 LISTED = "files.json"
-"""The file that lists all others."""
+"""The file that lists all other files."""
 INDEX = "index.html"
 HOW_TO_BUILD = (
     "Run `make web` in a checkout of the source, or install edgetailor from its released wheel"

@@ -19,7 +19,7 @@ from toolkit.web.built_page import HOW_TO_BUILD, INDEX, Page, PageFile
 
 JOIN = "/join/"
 PIECE = 1 << 16
-"""Bytes that are sent at once. A slow connection keeps only this much in memory."""
+"""Bytes that are sent at a time. A slow connection keeps only this much in memory."""
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
     "img-src 'self' data: blob:; connect-src 'self'; worker-src 'self'; manifest-src 'self'; "

@@ -1,16 +1,16 @@
 """Keeps batch norm's statistics of a round's updates near their medians.
 
 Statistics are measured, not trained: the statistics of honest devices resemble each other, whatever
-the global model holds. So the statistics of an update are compared with those of the same round,
-not with the values that the device received. Statistics are few numbers, so those of all updates
-are in memory until the end of the round.
+the global model contains. So the statistics of an update are compared with the statistics of the
+same round, not with the values that the device received. Statistics are few numbers, so the
+statistics of all updates stay in memory until the end of the round.
 
-For each element, let c be the median over the n updates that hold it, and d the median of the
+For each element, let c be the median over the n updates that contain it, and d the median of the
 distances to c. A value outside of [c - d, c + d] is moved to the nearer end; then the mean is
 taken. A variance is compared by its logarithm. If n < ENOUGH, the received value takes part in both
 medians, because two values do not show which of them is right.
 
-A value that only one update holds cannot be compared in this way. It stays within
+A value that only one update contains cannot be compared in this way. This value stays within
 o +- (ALONE u + r). o is the global model's value. u is STATISTIC standard deviations, or for a
 variance the logarithm of STATISTIC. r is the largest move of an element of the same tensor by
 ENOUGH updates; if there is no such element, r is 0. If the variance still has its initial value 1,
@@ -26,15 +26,16 @@ import numpy as np
 ENOUGH = 3
 """Fewer updates have no median of their own."""
 STATISTIC = 4.0
-"""A moved variance is reported if its distance exceeds d by this factor, a moved mean if its
-distance exceeds d by this many standard deviations. At smaller distances, values of honest devices
-are moved as well."""
+"""A moved variance is reported if its distance exceeds d by this factor. A moved mean is reported
+if its distance exceeds d by this many standard deviations. At smaller distances, values of honest
+devices are moved as well."""
 ALONE = 2.0
-"""Values that only one honest device held reached 3 deviations in a mean and a factor of 32 in a
-variance with few labels in the first rounds; otherwise 1.8 deviations and a factor of 14."""
+"""An honest value that only one device sent moved by at most 3 deviations (a mean) or a factor of
+32 (a variance), in first rounds with few labels. In other cases, it moved by at most 1.8 deviations
+or a factor of 14."""
 FIRST = 1e4
-"""Honest means of a first round reached 97 deviations, and deviations a factor of 78, on pixels
-between 0 and 255."""
+"""On pixels between 0 and 255, honest means of a first round reached 97 deviations, and honest
+deviations reached a factor of 78."""
 ROUNDING = 1e-6
 """A value is not moved if its distance exceeds d by less than this share of d, because c and d are
 rounded."""
@@ -47,10 +48,11 @@ class CentralMeans:
     """The means of the statistics of several updates.
 
     Attributes:
-        means: The means by the name of a tensor, float64; NaN for elements that no update holds.
+        means: The means by the name of a tensor, float64; NaN for elements that no update contains.
             Tensors in which no value was moved are left out.
-        times: For each update, by tensor, the factor by which it exceeded the limit for reports;
-            only above 1. A value that only this update holds is reported whenever it is moved.
+        times: For each update, by tensor, the factor by which the update exceeded the limit for
+            reports. Only factors above 1 are listed. A value that only this update contains is
+            reported whenever it is moved.
     """
 
     means: Mapping[str, np.ndarray]
@@ -63,14 +65,14 @@ def central_means(
     shares: Sequence[float],
     received: Mapping[str, np.ndarray],
 ) -> CentralMeans:
-    """The means of statistics, with values far from the median moved towards it.
+    """The means of statistics, after values far from the median were moved towards it.
 
     Args:
         sent: The statistics of each update by the name of a tensor, in the shape of the whole
-            tensor; NaN for elements that the update does not hold.
+            tensor; NaN for elements that the update does not contain.
         weights: The weight of each update.
-        shares: For each update, the share of the way from the global model's value to its own that
-            counts: 1, or less for stale updates.
+        shares: For each update, the share of its change from the global model's values that counts:
+            1, or less for stale updates.
         received: The global model's statistics.
     """
     means: dict[str, np.ndarray] = {}

@@ -19,12 +19,12 @@ from device_agent.formats.protocol.fleet import Limited
 from toolkit.aggregation.limits.norm_statistics import ENOUGH, central_means
 
 SAMPLES = 2.0
-"""A device's samples count at most this many times the reference of its kind."""
+"""The samples of a device count at most up to this multiple of its kind's reference."""
 KIND_SAMPLES = 3.0
-"""The median of a kind counts at most this many times the median of all devices."""
+"""The median of a kind counts at most up to this multiple of the median of all devices."""
 STEPS = 3.0
-"""The largest ratio of a device's steps to the reference that raises its limits, by the square root
-of the ratio. The ratio is bounded because devices could claim any number of steps."""
+"""The limits of a device rise by the square root of the ratio of its steps to the reference. This
+is the largest ratio that counts, because devices could claim any number of steps."""
 
 
 class Figures(Struct, frozen=True, kw_only=True, eq=False):
@@ -39,7 +39,7 @@ class Figures(Struct, frozen=True, kw_only=True, eq=False):
         weight: The weight of the update.
         share: The share of its change that counts: 1, or less if it is stale.
         statistics: Batch norm's statistics by the name of a global tensor, in the whole tensor's
-            shape. Elements that the update does not hold are NaN.
+            shape. Elements that the update does not contain are NaN.
     """
 
     kind: str
@@ -83,7 +83,7 @@ class Reference(Struct, frozen=True, kw_only=True):
     def change(self, key: str) -> float | None:
         """The usual change of the tensor `key`.
 
-        If this change is unknown, the median over other tensors.
+        If this change is unknown, the result is the median over other tensors.
         """
         known = self.changes.get(key, 0.0)
         if known > 0:
@@ -134,7 +134,7 @@ class RoundLimits:
         self.limited.append(limited)
 
     def statistics(self, received: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """The means of batch norm's statistics, where values of updates were limited.
+        """The means of the batch norm statistics for which values in updates were limited.
 
         Call it once, after the last update. It notes which statistics were limited.
 
@@ -156,7 +156,7 @@ class RoundLimits:
 
 
 def with_tensors(limited: Limited | None, times: Mapping[str, float]) -> Limited | None:
-    """`limited`, and the tensors of `times`, whose sizes exceeded their limits by these factors."""
+    """`limited` with the tensors of `times`. Their sizes exceeded their limits by these factors."""
     if not times:
         return limited
     known = limited or Limited()
@@ -168,7 +168,7 @@ def with_tensors(limited: Limited | None, times: Mapping[str, float]) -> Limited
 
 
 def lower_median(values: Iterable[float]) -> float:
-    """The middle value, or the lower of two middle values. Half of the devices cannot raise it."""
+    """The middle value, or the lower one of two. Half of the devices cannot raise this value."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 

@@ -1,4 +1,4 @@
-"""Bounds on an update, relative to the received model and to the other updates of its round.
+"""Bounds on an update, relative to the received model and to other updates of the same round.
 
 Honest updates differ widely in steps, learning rates, data and kinds of submodels. The bounds are
 therefore orders of magnitude wide. They keep out numbers with which no device could continue to
@@ -13,20 +13,21 @@ from typing import NamedTuple
 LIMIT = 300.0
 """A tensor's largest number may be at most LIMIT times its reference.
 
-Weights of honest updates reached 5 times on ordinary data, and 48 times on inputs a thousand times
-too large.
+Weights of honest updates reached 5 times their reference on ordinary data, and 48 times on inputs
+that were a thousand times too large.
 """
 WIDE = 30.0
 """An additional factor of the bound for statistics of batch norm and for factors.
 
-Honest statistics reached 2,400 times those of other devices on inputs a thousand times too large
-(learning rate 1), and 400 times on ordinary inputs (learning rate 0.5).
+Honest statistics reached 2,400 times the statistics of other devices on inputs that were a thousand
+times too large (learning rate 1). On ordinary inputs, they reached 400 times (learning rate 0.5).
 """
 UNIT = 1.0
 """The smallest reference. Tensors that begin at 0, such as biases, have no scale of their own."""
 LOOSE = 1e6
-"""An additional factor of the bound for tensors without a comparison: statistics of batch norm and
-factors that no other update holds, and every tensor of a round's only update."""
+"""An additional factor of the bound for tensors without a comparison. These are statistics of batch
+norm and factors that no other update contains. If a round has only one update, these are all
+tensors."""
 SUSPICIOUS = 3.0
 """An update below this many times its reference is never suspected."""
 
@@ -53,8 +54,8 @@ class Excess(NamedTuple):
     """How far the numbers of an update's `tensor` exceed the number that they are compared with.
 
     `held` is the largest number in the update. `reference` is the number that it is compared with.
-    If the tensor may exceed the reference more than others, `room` is the factor WIDE or LOOSE;
-    else 1.
+    If the tensor may exceed the reference more than other tensors may, `room` is the factor WIDE or
+    LOOSE; else 1.
     """
 
     tensor: str = ""

@@ -1,9 +1,9 @@
 """Limits what one update can do to the global model, before it is aggregated.
 
 Let v be a tensor of an update and r the tensor that its device received. For factors that are
-averaged as factors (`cp`), v and r are factors. For other factors (`low-rank`), they are the
-products: r is the truncated tensor, not the global one. Training has changed the tensor by v - r.
-The limits follow from a `Reference`, the medians of earlier rounds:
+averaged as factors (`cp`), v and r are factors. For other factors (`low-rank`), v and r are
+products of factors: r is the truncated tensor, not the global tensor. Training has changed the
+tensor by v - r. The limits follow from a `Reference`, the medians of earlier rounds:
 
     samples     at most SAMPLES times the reference of the kind
     v           r + min(1, CHANGE m a / rms(v - r)) (v - r), with the reference m of the tensor, and
@@ -11,8 +11,8 @@ The limits follow from a `Reference`, the medians of earlier rounds:
 
 Statistics of batch norm are limited after the last update; see `norm_statistics.py`.
 
-An update within its limits is not changed, bit for bit. So updates can be added one by one, and
-the limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
+An update within its limits stays the same, bit for bit. So updates can be added one by one, and the
+limits work with every rule of aggregation. The first round of a kind has no earlier figures; it
 takes the medians of its own updates.
 """
 
@@ -52,10 +52,10 @@ LEAST = 1e-3
 """A change below this share of the tensor's root mean square is never limited, because it may be
 only the rounding of the exchanged numbers."""
 HUGE = 1e20
-"""A change of a smaller size has no number that overflows float32."""
+"""If the size of a change is smaller, none of its numbers overflows float32."""
 PIECE = 1 << 13
 """How many numbers are compared at a time. BLAS divides a dot product of 10,000 numbers or more
-between threads, and the result would depend on the number of threads."""
+between threads. Then the result would depend on the number of threads."""
 
 
 @dataclass

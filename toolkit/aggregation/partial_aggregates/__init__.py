@@ -1,1 +1,1 @@
-"""Partial aggregates: sums of updates as files. One machine merges the files of others."""
+"""Partial aggregates: sums of updates as files. One machine merges the files of other machines."""

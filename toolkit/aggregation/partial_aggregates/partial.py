@@ -1,7 +1,7 @@
 """Writes a running aggregation as two files. Another machine can merge several aggregations.
 
-`partial.safetensors` holds the sums and `partial.json` their weights. The size depends on the model
-and the submodels, not on the number of devices.
+`partial.safetensors` contains the sums, and `partial.json` contains the weights of the sums. The
+size depends on the model and the submodels, not on the number of devices.
 """
 
 from collections.abc import Iterator, Mapping

@@ -10,14 +10,14 @@ TENSORS = "partial.safetensors"
 
 
 class PartWeight(Struct, frozen=True, kw_only=True):
-    """The weight of the updates that hold the elements in `part`. None means all elements."""
+    """The weight of the updates that contain the elements in `part`. None means all elements."""
 
     part: tuple[tuple[tuple[Count, Count], ...], ...] | None
     weight: float
 
 
 class SumEntry(Struct, frozen=True, kw_only=True):
-    """The weighted sum of the global tensor `name`, over the updates that hold its elements."""
+    """The weighted sum of the global tensor `name`, over the updates that contain its elements."""
 
     name: str
     weights: tuple[PartWeight, ...]
@@ -28,10 +28,10 @@ class FactorsEntry(Struct, frozen=True, kw_only=True):
 
     Attributes:
         submodel: Family and size. The server keeps the factors under this key.
-        tensors: The tensors that the updates hold.
+        tensors: The tensors that the updates contain.
         weight: The weight of all updates.
-        all_classes: The weight of the updates that hold the rows of all classes.
-        classes: For each class, ascending, the weight of the updates that hold this class's row,
+        all_classes: The weight of the updates that contain the rows of all classes.
+        classes: For each class, ascending, the weight of the updates that contain this class's row,
             but not the rows of all classes.
     """
 

@@ -146,7 +146,7 @@ def _begin(raw: msgspec.Raw) -> tuple[int, int]:
 def check_sum(held: HeldSum, origin: str) -> None:
     """Raise UpdateError if a sum has an unusable number.
 
-    An element that no update holds must be 0.
+    An element that no update contains must be 0.
     """
     sums, share = held.mean.sums[held.name], held.mean.share(held.name)
     if not bool((sums.total.abs() <= MOST).all()):  # false for nan

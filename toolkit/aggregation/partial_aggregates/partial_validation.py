@@ -199,7 +199,7 @@ class _WeightLimits:
 
 
 def _check_parts(entry: SumEntry, tensor: Tensor, limits: _WeightLimits) -> None:
-    """Check the parts of a tensor that the updates hold, and their weight at every element."""
+    """Check the parts of a tensor that the updates contain, and their weight at every element."""
     shape, name = tuple(tensor.shape), repr(entry.name)
     limits.check(name, (part.weight for part in entry.weights))
     for part in entry.weights:

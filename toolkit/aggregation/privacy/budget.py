@@ -73,7 +73,7 @@ class RoundNoise(NamedTuple):
     def share_within(self, votes: float, normal: float) -> float | None:
         """The noised share of devices whose change is within `clip`; None if it is not needed.
 
-        `votes` is the sum of the votes, `normal` a standard normal number.
+        `votes` is the sum of the votes, and `normal` is a standard normal number.
         """
         if self.count_deviation is None:
             return None
@@ -83,11 +83,11 @@ class RoundNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """How each round of a federation is kept private, and its budget.
+    """How each round of a federation is kept private, and the budget of all rounds.
 
-    With a `quantile`, `clip` is the clip of the first round. Later it follows the quantile of the
-    norms (Andrew et al. 2021). After each round it is multiplied by exp(-CLIP_RATE (b - quantile)),
-    where b is the noised share of the changes within the clip. The share b and the sum of the
+    With a `quantile`, `clip` is the clip of the first round. Later the clip follows the quantile of
+    the norms (Andrew et al. 2021). After each round, the clip is multiplied by exp(-CLIP_RATE (b -
+    quantile)). b is the noised share of the changes within the clip. The share b and the sum of the
     changes have separate noise. Together they cost as much as one sum with the noise multiplier z.
     """
 

@@ -24,10 +24,10 @@ float32."""
 def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> float:
     """Add the clipped change of `update` to `aggregation`, with the weight 1.
 
-    The change is v - r for all tensors v of the update, where r is the tensor that the device
-    received. Factors are composed first. After clipping, the L2 norm of the change is at most
-    `clip`. Rows of classes that the device does not have count as unchanged: the sum does not tell
-    which classes a device has.
+    The change is v - r for each tensor v of the update. r is the tensor that the device received.
+    Factors are composed first. After clipping, the L2 norm of the change is at most `clip`. Rows of
+    classes that the device does not have count as unchanged: the sum does not tell which classes a
+    device has.
 
     The sums of `aggregation` are then sums of changes, for `noised_model`; `Aggregation.result`
     cannot use them.
@@ -60,7 +60,7 @@ def add_clipped(aggregation: Aggregation, update: Received, clip: float) -> floa
 
 
 def add_changes(aggregation: Aggregation, group: Received) -> None:
-    """Add the sum of the clipped changes of a group of devices, as `add_clipped` adds single ones.
+    """Add the sum of the clipped changes of a group of devices; see `add_clipped`.
 
     Args:
         aggregation: The sums so far.
@@ -81,7 +81,7 @@ def _add(aggregation: Aggregation, record: UpdateRecord, moved: Mapping[str, Ten
 
 
 def refuse_statistics(submodel: Submodel) -> None:
-    """Raise InputError if updates of `submodel` hold other tensors than parameters.
+    """Raise InputError if updates of `submodel` contain other tensors than parameters.
 
     Running statistics are as large as activations, so they would use up the norm of a change.
     """

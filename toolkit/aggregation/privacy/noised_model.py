@@ -1,8 +1,8 @@
 """The next global model from the noised sum of the devices' clipped changes.
 
 Let S be the sum of the clipped changes of a round's updates. Each device of kind k is asked with
-the same probability q. For each element, n is the number of devices whose kinds hold it, and b is
-the mean of the values that they receive: the global tensor, or the composed factors. Then
+the same probability q. For each element, n is the number of devices whose kinds contain it, and b
+is the mean of the values that they receive: the global tensor, or the composed factors. Then
 
     new = b + (S + deviation N(0, 1)) / max(1, q n)
 
@@ -29,15 +29,15 @@ from toolkit.submodels.tensor_slices import slice_shapes, slices_by_tensor
 def expected_devices(
     model: GlobalModel, kinds: Iterable[tuple[Submodel, float]]
 ) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """The values that devices receive of each global tensor, and how many devices should hold them.
+    """The values of each global tensor that devices receive, and the expected number of devices.
 
     Args:
         model: The global model that devices receive.
         kinds: Each submodel as it is in this round, with the expected number of its devices.
 
     Returns:
-        The mean of the received values (nan where nobody holds an element) and the expected number
-        of each element, by the name of the global tensor.
+        Two tensors for each global tensor, by its name: the mean of the received values (nan for
+        elements that no device receives), and the expected number of devices for each element.
     """
     held = Mean()
     shapes = shapes_of(model.tensors)

@@ -1,7 +1,7 @@
 """Rules that combine changes element by element. Krum and FLTrust first compare whole updates.
 
-Changes are float arrays (n, m) of n updates and m elements. An element that an update does not hold
-is NaN.
+Changes are float arrays (n, m) of n updates and m elements. An element that an update does not
+contain is NaN.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ def trimmed_mean(changes: np.ndarray, share: float = TRIMMED) -> np.ndarray:
     two values give their mean, and `share` = 0.5 gives the median.
 
     Returns:
-        (m,), float64; NaN for elements that no update holds.
+        (m,), float64; NaN for elements that no update contains.
     """
     ordered = np.sort(changes, axis=0)  # NaN comes last
     held = (~np.isnan(changes)).sum(0)
@@ -32,7 +32,7 @@ def trimmed_mean(changes: np.ndarray, share: float = TRIMMED) -> np.ndarray:
 
 
 def mean(changes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """The mean of each element over the updates that hold it, (m,), float64; NaN if none does.
+    """The mean of each element over the updates that contain it, (m,), float64; NaN if none does.
 
     `weights` (n,) are positive. If None, all updates have the same weight.
     """
@@ -43,7 +43,7 @@ def mean(changes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 
 
 class Pairs:
-    """Compares the changes of every two of n updates, over the elements that both hold."""
+    """Compares the changes of every two of n updates, over the elements that both contain."""
 
     def __init__(self, updates: int) -> None:
         self._products = np.zeros((updates, updates))
@@ -72,7 +72,7 @@ class Pairs:
 
 
 class Alignment:
-    """Compares the changes of n updates with a direction, over the elements that each holds."""
+    """Compares the changes of n updates with a direction, over the elements that each contains."""
 
     def __init__(self, updates: int) -> None:
         self._products = np.zeros(updates)
@@ -93,9 +93,9 @@ class Alignment:
         return np.maximum(self._products, 0.0) / np.where(norms > 0, norms, 1.0)
 
     def scales(self) -> np.ndarray:
-        """The factors that make the changes as long as the direction times one number, (n,).
+        """The factors that scale each change to the length of the direction times one number, (n,).
 
-        The number is such that the lower median of the factors of the updates is 1.
+        The number is chosen so that the lower median of the updates' factors is 1.
         """
         known = (self._squares > 0) & (self._lengths > 0)
         sizes = np.sqrt(np.where(known, self._squares, 1.0) / np.where(known, self._lengths, 1.0))

@@ -2,15 +2,15 @@
 
 Let v_p be the values of update p, recovered to full shapes. Let r_p be the values that the device
 received: the global model itself, or for factors the model that they compose. Training has changed
-the model by v_p - r_p. P_i are the updates that hold element i. Then
+the model by v_p - r_p. P_i are the updates that contain element i. Then
 
     new_i = mean_{p in P_i} r_pi  +  rule_{p in P_i} (v_pi - r_pi)
 
-So a rule compares the changes by training, without the errors of submodels. If all devices received
-the model itself, the result is the rule of the values. All updates have the same weight, because a
-device may lie about its number of samples. Only `fltrust` weighs updates, by their trust; then both
-terms are weighted means. Factors that are kept between rounds (`cp`) move by the rule in the same
-way, if no other update holds the tensor that they compose.
+So a rule compares the changes that training made, without the approximation errors of submodels. If
+all devices received the model itself, the result is the rule applied to the values. All updates
+have the same weight, because a device may lie about its number of samples. Only `fltrust` weighs
+updates, by their trust; then both terms are weighted means. Factors that are kept between rounds
+(`cp`) move by the rule in the same way, if no other update contains the tensor that they compose.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,11 +52,11 @@ Table = tuple[TensorEntry, ...]
 
 
 class _Held(NamedTuple):
-    """What an update holds.
+    """What an update contains.
 
     Attributes:
         tensors: The names of its global tensors.
-        places: The slice of each tensor that it holds only in part.
+        places: The slice of each tensor that it contains only in part.
         spec: Its submodel.
         factors: Its entries that are factors.
         classes: The classes of its device; None for all.
@@ -74,20 +74,20 @@ class _Held(NamedTuple):
 class RuleAggregation:
     """The aggregation of one round by `policy.rule`. The module's docstring has the formula.
 
-    The changes of each update are in a file until `result`; see `SpooledChanges`. The memory holds
+    The changes of each update are in a file until `result`; see `SpooledChanges`. Memory contains
     one update, three models in float64, and a fixed number of changes (about 40 MB with the results
-    of the rules). It does not grow with the number of updates.
+    of the rules). The needed memory does not grow with the number of updates.
 
     The result does not depend on the order of the updates, except for rounding.
 
     Args:
         model: The global model that the updates were trained from.
-        policy: The rule, and how far the model moves. Its weights are not used.
+        policy: The rule, and how far the model moves. The weights of the policy are not used.
         trusted: For `fltrust`: how training on held-out samples changes the parameters of `model`,
             by global tensor.
 
     Raises:
-        InputError: The rule is `fltrust`, and there is no such change.
+        InputError: The rule is `fltrust`, and `trusted` is missing.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class RuleAggregation:
                 group.mean.add({entry.name: new}, 1.0)
 
     def _held_by_factors_alone(self, among: list[int]) -> set[str]:
-        """The tensors that only factors of one submodel hold.
+        """The tensors that only factors of one submodel contain.
 
         For these, the factors move instead.
         """

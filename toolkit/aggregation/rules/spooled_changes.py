@@ -1,4 +1,4 @@
-"""Writes the changes of each update to a file, so that memory holds only few of them."""
+"""Writes the changes of each update to a file, so that memory contains only few of them."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -11,14 +11,14 @@ import numpy as np
 NUMBERS = 1 << 20
 """How many changes are in memory at a time, of all updates together."""
 LARGEST = np.float32(1e30)
-"""A larger change counts as this. Products of an update's factors may overflow."""
+"""A larger change counts as this number, because products of an update's factors may overflow."""
 
 
 class Piece(NamedTuple):
     """Some elements of a tensor: [start, stop) of its flat array.
 
-    `changes` has a row for each update that holds the tensor. A row has NaN for elements that the
-    update does not hold. `rows` are the numbers of the updates.
+    `changes` has a row for each update that contains the tensor. A row has NaN for elements that
+    the update does not contain. `rows` are the numbers of the updates.
     """
 
     start: int
@@ -30,9 +30,9 @@ class Piece(NamedTuple):
 class SpooledChanges:
     """The changes of all updates, in a temporary folder: a file for each update.
 
-    The environment variable TMPDIR says where the folder is created; `close` deletes it. A file
-    has four bytes for each number of the model. The memory holds at most `NUMBERS` changes, or
-    one element of each update.
+    The environment variable TMPDIR says where the folder is created; `close` deletes it. A file has
+    four bytes for each number of the model. Memory contains at most `NUMBERS` changes, or one
+    element of each update.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class SpooledChanges:
         self._places.append(places)
 
     def pieces(self, key: str, among: Collection[int]) -> Iterator[Piece]:
-        """Yield the tensor `key` in pieces, for those updates in `among` that hold it."""
+        """Yield the tensor `key` in pieces, for those updates in `among` that contain it."""
         rows = [row for row in among if key in self._places[row]]
         size = self._sizes[key]
         step = max(1, NUMBERS // max(1, len(rows)))

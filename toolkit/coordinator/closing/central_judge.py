@@ -1,8 +1,8 @@
 """The judge of new models: when it acts, and which devices it pauses.
 
-`model_judge.py` finds the updates to leave out, and `pause_rule.py` decides whom to pause for them.
-The operator decides about a paused device. After `resume` the device takes part again, and only
-later updates count.
+`model_judge.py` finds the updates to leave out. `pause_rule.py` decides which devices are paused
+because of such updates. The operator decides about a paused device. After `resume` the device takes
+part again, and only its later updates count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ JUDGE = "judge"
 
 
 def judges(coordinator: Coordinator, held_out: Samples | None) -> bool:
-    """Whether new models are judged. A site is not judged, because it receives its models."""
+    """Whether new models are judged. A site does not judge its models, because it receives them."""
     config = coordinator.config
     return held_out is not None and config.aggregation.judge and not config.site
 
@@ -35,7 +35,7 @@ def harm_of_devices(history: Sequence[RoundResult]) -> dict[str, Harm]:
 def pause_judged(coordinator: Coordinator) -> None:
     """Pause the devices whose updates have done too much harm since their last pause.
 
-    If the coordinator is killed before this, it pauses them at its next start.
+    If the coordinator is killed before the pause, it pauses the devices at its next start.
     """
     with coordinator.lock:  # a device may leave, or an operator may pause it, at any time
         for device, reason in _due(coordinator).items():

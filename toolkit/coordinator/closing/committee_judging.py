@@ -1,7 +1,8 @@
 """Lets a committee of devices judge the new model of a round before it is published.
 
 See `toolkit/aggregation/committee.py`. During the judging, the database does not know the new
-model. If the coordinator is killed, the round is aggregated again, and another committee judges it.
+model. If the coordinator is killed, the round is aggregated again, and another committee judges the
+new model.
 """
 
 import logging
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 """How often the end of the judging is checked, in seconds."""
 CANDIDATE = 0
-"""Round number under which the bundles of a new model are stored. No round has this number, so that
-a rejected model is never offered for training after a restart."""
+"""The round number under which the bundles of a new model are stored. No round has this number, so
+that a rejected model is never offered for training after a restart."""
 
 
 def decided_by_committee(
@@ -38,8 +39,8 @@ def decided_by_committee(
 ) -> int | None:
     """Let a committee judge the `model` of the closed round, which `folding` has aggregated.
 
-    A rejected model is judged again without the updates that point against most others. If it is
-    rejected again, all updates are left out.
+    A rejected model is judged again without the updates that point against most other updates. If
+    this model is also rejected, all updates are left out.
 
     Returns how many updates are in the model; None if the program ends before the decision. See
     `CommitteeJudging` for the other arguments.

@@ -16,21 +16,21 @@ SEEN_WITHIN_S = 120.0
 """A device is eligible if it was seen within this time. Waiting devices ask every 10 s, and devices
 that train every 60 s."""
 ALL_HERE_S = 10.0
-"""A round waits this long for the devices of the over-selection. By then every device that waits
-has asked once."""
+"""A round waits this long for the additional devices of `over_selection`. By then every device that
+waits has asked once."""
 FEW_HERE_S = 60.0
-"""A round with fewer eligible devices than its goal opens after this time, if it can still get the
-fewest updates that it needs."""
+"""A round with fewer eligible devices than its goal opens after this time, if it can still get as
+many updates as it needs."""
 
 
 class DeviceSelection:
     """Decides when enough devices are there, and which of them a round asks.
 
     A device is eligible if it was seen lately, has a bundle, and is not paused by its owner's
-    limits. A device that a round has asked must also have been seen since then. So rounds do not
-    keep asking a device that is away. With `private`, a round asks each eligible device with the
-    same probability. If too few updates have come at the deadline, the round opens again for other
-    devices, or waits for them.
+    limits. A device that a round has asked must also have been seen since that round asked it. So
+    rounds do not keep asking a device that is away. With `private`, a round asks each eligible
+    device with the same probability. If too few updates have come at the deadline, the round opens
+    again for other devices, or waits for them.
     """
 
     def __init__(self, coordinator: Coordinator, private: PrivateRounds | None = None) -> None:
@@ -64,8 +64,8 @@ class DeviceSelection:
         """The devices that `round_` asks, and its limits; None if it asks all.
 
         If the round is open after a restart, these are the devices that it asked before. Otherwise
-        they are drawn. Devices in `earlier` have already sent an update for this round. The limits
-        are those of the round's first opening, even if the settings have changed since.
+        the devices are drawn. Devices in `earlier` have already sent an update for this round. The
+        limits are the limits of the round's first opening, even if the settings have changed later.
         """
         coordinator = self._coordinator
         store, config = coordinator.store, coordinator.config

@@ -18,8 +18,8 @@ ROOM_S = 5.0
 def when_room(write: Callable[[], None], store: Store, stopping: threading.Event) -> None:
     """Run `write`. If the disk is full, log this once and repeat `write` until there is room.
 
-    It first removes the files that are no longer named in the database of `store`. If `stopping` is
-    set, the error is raised.
+    Before each repetition, it removes the files that the database of `store` no longer names. If
+    `stopping` is set, the error is raised.
     """
     told = False
     while True:

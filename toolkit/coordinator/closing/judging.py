@@ -1,4 +1,4 @@
-"""How devices judge the models: counts with updates, and the answers about the last model."""
+"""How devices judge the models: counts that come with updates, and answers about the last model."""
 
 from msgspec import UnsetType
 
@@ -24,7 +24,7 @@ def counts_of_updates(coordinator: Coordinator, round_: int) -> dict[str, Device
 
 
 def judging_is_over(coordinator: Coordinator) -> bool:
-    """Whether the judging of the last model has ended: all have answered, or time is over.
+    """Whether the judging of the last model has ended: all devices have answered, or time is over.
 
     The first call asks the devices. After the end, answers are refused.
     """

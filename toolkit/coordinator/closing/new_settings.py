@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def model_for_new_settings(coordinator: Coordinator) -> Model | None:
-    """Let new settings take effect if their round is the next one, and return the model for them.
+    """Let new settings take effect if their round is the next round, and return their model.
 
     Returns None if there are no new settings, or if an earlier round is open.
     """

@@ -1,4 +1,4 @@
-"""Differential privacy for devices in `serve`: whom a round asks, and how it is aggregated."""
+"""Differential privacy for devices in `serve`: selects devices, and aggregates with noise."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,9 +40,10 @@ class Opening(Struct, frozen=True, kw_only=True):
 class PrivateRounds:
     """The privacy of the rounds of `coordinator`.
 
-    Each device is asked with the same probability, independently of the others, from the operating
-    system's cryptographic generator. The probability is `clients_per_round` divided by the number
-    of members, or by the expected number if fewer are members.
+    Each device is asked with the same probability, independently of other devices. The random
+    numbers come from the operating system's cryptographic generator. The probability is
+    `clients_per_round` divided by the number of members. If there are fewer members than expected,
+    the expected number is the divisor.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -51,7 +52,7 @@ class PrivateRounds:
         self._plan: PrivacyPlan = coordinator.privacy_plan
 
     def asked(self, round_: int, candidates: Sequence[Device]) -> list[str]:
-        """Draw the devices that `round_` asks, and store how it was done."""
+        """Draw the devices that `round_` asks, and store the round's `Opening`."""
         coordinator, draw = self._coordinator, SystemRandom()
         with coordinator.lock:
             members = len(coordinator.rounds.present)
@@ -80,7 +81,7 @@ class PrivateRounds:
         return self._plan.after(self._earlier(), self.opening(round_).probability, within)
 
     def ends_with(self, result: RoundResult) -> bool:
-        """Whether the budget allows no round after `result`, which is not stored. Logs it if so."""
+        """Whether the budget allows no round after `result`, which is not stored yet. Logs this."""
         with self._coordinator.lock:
             members = len(self._coordinator.rounds.present)
             probability = self._coordinator.config.counted_probability(members)
@@ -102,7 +103,7 @@ class PrivateRounds:
 class PrivateAggregation(RoundAggregation):
     """Aggregates the clipped changes of a round with noise.
 
-    Nothing else depends on single updates: no update is left out for its numbers or judged.
+    Single updates have no other effect: no update is judged, or left out because of its numbers.
 
     Attributes:
         within: The noised share of the changes within the clip, if the clip follows a quantile.

@@ -1,4 +1,4 @@
-"""Aggregates the updates of one round into the global model, without the unusable ones.
+"""Aggregates the updates of one round into the global model, and leaves out unusable updates.
 
 To fold an update means to aggregate it into the model.
 """
@@ -133,8 +133,8 @@ class RoundAggregation:
     def without_disagreeing(self, reason: str) -> bool:
         """Aggregate again without the updates that point against most others.
 
-        They are left out because of the votes in `reason`. Returns False if there are no such
-        updates, or if no model can be made without them.
+        These updates are left out because of the votes in `reason`. Returns False if there are no
+        such updates, or if no model can be made without them.
         """
         model = self._model
         if not isinstance(model, ComparingModel):
@@ -186,7 +186,7 @@ class RoundAggregation:
 
     @property
     def suspect(self) -> Suspect | None:
-        """The aggregated update with the largest excess, if that is above SUSPICIOUS."""
+        """The aggregated update with the largest excess, if this excess is above SUSPICIOUS."""
         inside = {d: excess for d, excess in self.excess.items() if d not in self.left_out}
         device = max(inside, key=lambda device: inside[device].times, default=None)
         if device is None or inside[device].times <= SUSPICIOUS:

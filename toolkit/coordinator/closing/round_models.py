@@ -115,22 +115,22 @@ class PrivateModel(Model, Protocol):
     ) -> float | None:
         """Aggregate the clipped changes of the checked updates of `round_`, with noise.
 
-        `devices` is how many devices of each submodel are expected in the sum. If `noise` also
+        `devices` says how many devices of each submodel are expected in the sum. If `noise` also
         covers the share of changes that are within the clip, returns this share with noise.
         """
 
     def fold_changes(
         self, changes: Iterable[Update], devices: Mapping[str, float], round_: int
     ) -> None:
-        """Aggregate the sums of changes of groups in `round_`, which have noise already."""
+        """Aggregate the sums of the changes of groups in `round_`. The sums already have noise."""
 
 
 @runtime_checkable
 class CarryingModel(Model, Protocol):
-    """A global model that can take over the weights of another. `Federation` implements it."""
+    """A global model that can take over weights of another model. `Federation` implements it."""
 
     def carried(self, data: bytes) -> tuple[bytes, str]:
-        """A state with the weights of the saved state `data` of another model, and a report."""
+        """A state whose weights come from `data` (a saved state of another model), and a report."""
 
     def keeps_personal(self, spec: str) -> bool:
         """Whether devices that train `spec` keep tensors of their own from round to round."""

@@ -18,7 +18,7 @@ def tell_round(
     received: FederatedEvaluation | None,
     about: str,
 ) -> None:
-    """Log `result` with `about` its updates, and send the notifications that follow from it.
+    """Log `result` with the text `about` its updates, and send the notifications about `result`.
 
     `received` is the devices' judgement of the model that they received in this round.
     """

@@ -58,7 +58,7 @@ TICK_S = 0.5
 LATE = "{more} updates came too late for their round; `status` names the devices."
 LEFT_OUT = "{more} updates were left out; `history.json` names the devices."
 OFTEN = [10**power for power in range(7)]
-"""A round that opens again is logged only after these numbers of deadlines without enough updates.
+"""A reopened round is logged only after these numbers of deadlines without enough updates.
 """
 
 
@@ -246,7 +246,7 @@ class RoundWorker:
             pause_judged(self._coordinator)
 
     def resume(self) -> None:
-        """Load and publish the latest model. In a new federation, save and publish the first."""
+        """Load and publish the latest model. A new federation saves and publishes its first."""
         if self._coordinator.store.history.current_round() is not None:
             self._load_current()
             rounds = self._coordinator.rounds

@@ -1,4 +1,4 @@
-"""Closes a round with secure sums: devices go through the steps, and a group is one update."""
+"""Closes a round with secure sums: devices go through the steps, and each group is one update."""
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set

@@ -1,8 +1,9 @@
 """A digest of all rows of the database. Triggers update it in the transaction of each change.
 
-SQLite's database file has no checksums, so SQLite does not notice a flipped bit in a value, or half
-of a transaction. The digest is the sum of one CRC-32 for each row, so the cost of a change does not
-depend on the number of rows. The digest is compared with the rows when the database is opened.
+SQLite's database file has no checksums, so SQLite does not notice a flipped bit in a value, or a
+transaction that was written only in part. The digest is the sum of one CRC-32 for each row, so the
+cost of a change does not depend on the number of rows. The digest is compared with the rows when
+the database is opened.
 """
 
 import sqlite3

@@ -20,7 +20,7 @@ USED_UP = "join.used-up-token"
 MOST_LEFT = 20
 """The most devices of a kind that stay listed although they left without an update."""
 Plan = Callable[[str], str | None]
-"""Kind of a new device -> its submodel; None if the kind names one."""
+"""Kind of a new device -> its submodel; None if the kind names a submodel."""
 Group = tuple[str, str | None, int | None]
 """Kind, planned submodel and first round with the fallback. These decide a device's submodel."""
 
@@ -35,9 +35,10 @@ class Device:
     """An enrolled device, or a device that has left.
 
     A `forgotten` device has lost its membership because it was away for too long; it may come back.
-    `machine` is JSON. `bytes_down` and `bytes_up` count the bodies of all rounds. From round
-    `fallback_from` on the device gets its kind's fallback. `trouble` is the last problem that it
-    reported. `submodel` was planned for the device; None if its kind names a submodel.
+    `machine` is JSON. `bytes_down` and `bytes_up` count the bodies of requests and answers in all
+    rounds. From round `fallback_from` on the device gets its kind's fallback. `trouble` is the last
+    problem that it reported. `submodel` was planned for the device; None if its kind names a
+    submodel.
     """
 
     id: str
@@ -87,7 +88,7 @@ class Registry:
             self._keep(Device(*row))
 
     def set_token(self, kind: str, token: str, count: int | None, days: float) -> None:
-        """Let `token` enrol `count` devices of `kind` for `days` after it was first set.
+        """Let `token` enrol `count` devices of `kind` for `days` after the token was first set.
 
         With `count` None, the token enrols any number of devices.
         """

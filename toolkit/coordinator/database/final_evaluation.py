@@ -20,7 +20,7 @@ class FinalEvaluation:
         self._database = database
 
     def begin(self, devices: list[str]) -> None:
-        """Ask `devices`. They replace the devices that were asked before."""
+        """Ask `devices`. These replace the devices that were asked before."""
         with self._database.transaction() as db:
             forget(db)
             rows = [(_PREFIX + device, _NONE) for device in devices]

@@ -14,7 +14,7 @@ _PREFIX = "join:"
 
 @dataclass(frozen=True)
 class Token:
-    """A join token of a federation with `count` places of `kind`; None for any number.
+    """A join token of a federation for `count` devices of `kind`; None means any number.
 
     `expires` is in seconds since 1970. A token that an operator has made has a `number`. At most
     `most` devices may join with it, and `joined` devices have joined.
@@ -46,7 +46,7 @@ class Token:
     def check_free(self, used: int) -> None:
         """Raise RefusalError (403) if `used` devices have taken all places of the kind.
 
-        Raise it, too, if `most` devices have joined with this token.
+        Also raise it if `most` devices have joined with this token.
         """
         if self.most is not None and self.joined >= self.most:
             raise forbidden(

@@ -32,7 +32,7 @@ class Selected(NamedTuple):
 
 
 class OpenRound:
-    """Stores the open round's deadline, the devices that it asked, and those unable to train."""
+    """Stores the open round's deadline, the asked devices, and the devices that cannot train."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -83,7 +83,7 @@ class OpenRound:
         return (int(meta[_GOAL]), int(needed)) if int(opened) == round_ else None
 
     def past_selections(self) -> dict[str, tuple[int, int | None]]:
-        """The last round that asked each device, and the samples of its last update if known."""
+        """By device: the last round that asked it, and the samples of its last update if known."""
         with self._database.transaction() as db:
             rows = db.execute("SELECT device, round, samples FROM selected")
             return {device: (round_, samples) for device, round_, samples in rows}
@@ -117,7 +117,7 @@ class OpenRound:
     def drop_update(self, db: sqlite3.Connection, round_: int, device: str) -> None:
         """Drop the update of `device` for `round_` in `db`.
 
-        The round does not wait for another update of it.
+        The round does not wait for another update of this device.
         """
         db.execute("DELETE FROM updates WHERE round = ? AND device = ?", (round_, device))
         db.execute("DELETE FROM uploads WHERE device = ?", (device,))

@@ -20,7 +20,7 @@ _PAUSE = "rounds paused"
 
 @dataclass(frozen=True)
 class Decision:
-    """What the operator decided about a device with this public key, and why.
+    """The operator's decision about the device with this public key, and the reason.
 
     `member` tells whether the device was a member before.
     """
@@ -46,8 +46,8 @@ class Decision:
 class AuditEntry:
     """One action of the operator; entries are numbered from 1 and never change.
 
-    `at` is in seconds since 1970. `who` names the token that was used, and `target` a device or a
-    round.
+    `at` is in seconds since 1970. `who` names the token that was used, and `target` names a device
+    or a round.
     """
 
     number: int
@@ -62,7 +62,7 @@ class AuditEntry:
 class Action:
     """An action of the operator.
 
-    `who` names the token that was used. `then` is the decision about the device that holds after
+    `who` names the token that was used. `then` is the decision about the device that is valid after
     the action.
     """
 
@@ -99,7 +99,7 @@ class OperatorLog:
         self.pause_reason = None if pause is None else pause[0]
 
     def set_pause(self, db: sqlite3.Connection, reason: str | None) -> None:
-        """Pause the rounds for `reason`, or end the pause if None, in the transaction of `db`."""
+        """Pause the rounds for `reason`, in the transaction of `db`. None ends the pause."""
         db.execute("DELETE FROM meta WHERE key = ?", (_PAUSE,))
         if reason is not None:
             db.execute("INSERT INTO meta VALUES (?, ?)", (_PAUSE, reason))
@@ -123,7 +123,7 @@ class OperatorLog:
         self.record_all([action], also)
 
     def record_all(self, actions: Iterable[Action], also: Also = lambda db: None) -> None:
-        """Write several actions to the log, and what `also` writes, in one transaction."""
+        """Write several actions to the log. `also` writes its changes in the same transaction."""
         with self._database.milestone() as db:
             for action in actions:
                 self.write(db, action)

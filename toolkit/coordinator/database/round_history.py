@@ -77,7 +77,7 @@ class RoundHistory:
             return {round_ for (round_,) in db.execute("SELECT round FROM history WHERE kept")}
 
     def line(self, most: int) -> list[int]:
-        """The last rounds whose models led to the current one, at most `most`, the newest first."""
+        """The last rounds that led to the current model: at most `most`, the newest first."""
         with self._database.transaction() as db:
             row = db.execute(schema.CURRENT_ROUND).fetchone()
             origins = dict(db.execute("SELECT round, started_from FROM history").fetchall())
@@ -89,7 +89,7 @@ class RoundHistory:
         return rounds
 
     def origin(self) -> int | None:
-        """The round from whose model the current model was trained; None if it was not trained."""
+        """The round that the current model was trained from; None if it was not trained."""
         with self._database.transaction() as db:
             (current,) = db.execute(schema.CURRENT_ROUND).fetchone()
             row = db.execute("SELECT started_from FROM history WHERE round = ?", (current,))

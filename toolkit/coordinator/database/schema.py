@@ -5,8 +5,8 @@ import sqlite3
 from toolkit.coordinator.database import content_digest
 
 SCHEMA_VERSION = 13
-"""Kept in the file as `PRAGMA user_version`. Raise it with every change of TABLES, and add the
-change of existing databases to `schema_upgrade.py`."""
+"""The version of the tables, which the file keeps as `PRAGMA user_version`. Raise it with every
+change of TABLES, and add the change of existing databases to `schema_upgrade.py`."""
 UPDATES = """CREATE TABLE updates (
     round INTEGER, device TEXT, sha256 TEXT NOT NULL, record BLOB NOT NULL,
     samples INTEGER NOT NULL, steps INTEGER NOT NULL,  -- these four are in the record, too

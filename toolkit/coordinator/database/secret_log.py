@@ -1,4 +1,4 @@
-"""The devices whose secret has to change, in the table `meta`."""
+"""The devices that must change their secret, in the table `meta`."""
 
 import sqlite3
 from collections.abc import Mapping

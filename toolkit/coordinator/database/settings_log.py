@@ -30,7 +30,7 @@ class Change:
     after: str
 
     def text(self) -> str:
-        """The change in one line. What is carried over into a new model has no value before.
+        """The change in one line. A change with the key TENSORS has no value before.
 
         Examples:
             >>> Change("training.learning_rate", "0.05", "0.01").text()

@@ -15,8 +15,8 @@ SUSPECT, LEFT_OUT, WENT_BACK = "suspect", "left out", "went back"
 class Suspect(Struct, frozen=True, kw_only=True):
     """The device whose update may have spoilt the model of `round`.
 
-    Updates are compared with other numbers (see `update_bounds.py`). This update exceeds these
-    numbers by more than any other update of the round. `reason` says by how much.
+    Updates are compared with other numbers (see `update_bounds.py`). The device's update exceeds
+    these numbers by more than any other update of the round does. `reason` says by how much.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""Who takes part: checks of a join request, the submodel that a device gets, its activity.
+"""The devices of a federation: checks of join requests, the submodel of each device, its activity.
 
 Start with `join_validation.py`.
 """

@@ -23,7 +23,7 @@ from device_agent.formats.signed_work import (
 
 
 class CoordinatorKey:
-    """An Ed25519 key pair. Devices store the public key when they join, and trust no other.
+    """An Ed25519 key pair. Devices store the public key when they join, and trust no other key.
 
     Attributes:
         public: The public key: 32 raw bytes in base64.
@@ -38,7 +38,7 @@ class CoordinatorKey:
 
     @classmethod
     def from_pem(cls, content: bytes) -> "CoordinatorKey | None":
-        """The key in a PEM file with this content; None if it holds no Ed25519 key."""
+        """The key in a PEM file with this content; None if the file has no Ed25519 key."""
         try:
             key = serialization.load_pem_private_key(content, password=None)
         except (TypeError, ValueError, UnsupportedAlgorithm):

@@ -23,8 +23,9 @@ class DeviceActivity:
         round: The last round for which the device got work.
         offered_key: The fingerprint of the key that signed its last work.
         missed: Why its last update is not in a round, for example because the round closed before
-            the update came. None after a later update or report of a failure has come.
-        not_needed_in: The last round that closed with enough updates before its update came.
+            the update came. None after the device has sent a later update or reported a failure.
+        not_needed_in: The last round that closed with enough updates before the device's update
+            came.
         has_come: Whether a request has come since a round last selected the device, or since the
             coordinator started.
         inputs: How the inputs of the last update differ from the coordinator's samples. Set only
@@ -60,9 +61,9 @@ class DeviceActivity:
     ) -> DeviceStatus:
         """The status of `device`, which trains `submodel`, at the time `now`.
 
-        `last` holds the result of the last round, if there is one. `report` is the device's last
-        report about a release, and `offered` the number of the newest release. `limited` says how
-        its updates were limited.
+        `last` is the result of the last round, if there is one. `report` is the device's last
+        report about a release, and `offered` is the number of the newest release. `limited` says
+        how its updates were limited.
         """
         unused = next((_left_out(device.id, result) for result in last), None)
         return DeviceStatus(

@@ -1,4 +1,4 @@
-"""Checks that a joining device holds its private key and that its clock is right."""
+"""Checks that a joining device has its private key and that its clock is right."""
 
 import base64
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 CLOCK_SKEW_S = 300
 """How far a device's clock may be off, in seconds."""
 VALID_S = 2 * CLOCK_SKEW_S
-"""How long the clock check accepts a request, in seconds. Used requests are remembered as long."""
+"""How long a request is accepted, and how long used requests are remembered, in seconds."""
 KEY_BYTES = 32
 
 

@@ -15,7 +15,7 @@ NOTE_LENGTH = 200
 TROUBLE_LENGTH = 500
 MACHINE_LENGTH = 4096
 PROFILE_LENGTH = 1 << 17
-"""The most bytes of a profile: eight times those of a calibration. Large profiles slow planning."""
+"""The most bytes of a profile: eight times a calibration's bytes. Large profiles slow planning."""
 
 
 def check_name(name: str) -> str:

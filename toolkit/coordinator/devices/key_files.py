@@ -1,8 +1,8 @@
 """The coordinator's key in files of the state folder, also while it is replaced by the next key.
 
-The next key is first written to its own file. Then the database names this key. After that, its
-file replaces the file of the earlier key. So if the process is killed during one of these writes,
-the folder still has a key that fits the database.
+The next key is first written to its own file. Then the database names this key. After that, the
+file of the next key replaces the file of the earlier key. So if the process is killed during one of
+these writes, the folder still has a key that fits the database.
 """
 
 import os
@@ -29,7 +29,7 @@ def prepared(state: Path) -> CoordinatorKey | None:
 
 
 def install(state: Path, key: CoordinatorKey) -> None:
-    """Make the file of the next key the key file if it holds `key`. Otherwise remove it."""
+    """If the file of the next key contains `key`, make it the key file. Otherwise remove it."""
     following = prepared(state)
     if following is not None and following.fingerprint == key.fingerprint:
         os.replace(state / NEXT_KEY, state / KEY)

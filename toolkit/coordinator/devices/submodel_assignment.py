@@ -66,8 +66,8 @@ def make_planner(
 ) -> Planner:
     """Create the planner of the `auto` kinds of `config`: compute the workloads of submodels.
 
-    Takes seconds to a minute for each submodel that is not in the cache. Raises StoppedError
-    if `stopping` is set meanwhile.
+    Takes seconds to a minute for each submodel that is not in the cache. Raises StoppedError if
+    `stopping` is set before the end.
     """
     source = ModelSource(
         config.model,

@@ -19,7 +19,7 @@ SIMULATED = ("profile", "slowdown", "download_mbps", "upload_mbps")
 
 
 class DeviceKind(Tier):
-    """A kind of device: `count` devices that train `submodel`, or with AUTO a planned one.
+    """A kind of device: `count` devices that train `submodel`, or with AUTO a planned submodel.
 
     A kind with the count ANY is open: any number of devices may join. A device that reports that it
     cannot train gets the submodel `fallback` from the next round on.

@@ -45,7 +45,7 @@ PATHS = ("weights", "example", "held_out", "statistics", "state", "tls_cert", "t
 
 
 class ServingKeys(Table):
-    """Where the coordinator keeps its state, how it is reached, and what owners read.
+    """The keys about the coordinator's state, its address, and the texts that owners read.
 
     - `port`: 0 chooses a free port.
     - `token_days`: lifetime of a join token, in days.
@@ -265,7 +265,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         return None if self.privacy is None or self.privacy.clip is None else self.privacy
 
     def asking_probability(self, members: int) -> float:
-        """The probability with which differential privacy asks each of the `members` in a round."""
+        """The probability with which a round asks each of `members`, for differential privacy."""
         members = max(members, self.expected_devices)
         wanted = self.updates_wanted(members)
         return 1.0 if wanted is None else min(1.0, wanted / members)
@@ -274,8 +274,8 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
         """The value of `asking_probability` that is used to compute epsilon.
 
         With secure sums the probability is 1, because the coordinator knows whom it asks. Without
-        them, a round that would ask nobody draws again, so each device is asked with a higher
-        probability.
+        secure sums, a round that would ask nobody draws again, so each device is asked with a
+        higher probability.
         """
         asked = self.asking_probability(members)
         if asked == 1 or (self.privacy is not None and self.privacy.secure_aggregation):
@@ -311,7 +311,7 @@ class FederationConfig(RoundKeys, ModelKeys, ServingKeys):
 
     @property
     def expected_devices(self) -> int:
-        """How many devices have to join before the first round opens.
+        """The first round opens only when this many devices have joined.
 
         By default this is the sum of all `count` that are numbers, and at least 1.
         """

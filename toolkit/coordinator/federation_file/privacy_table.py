@@ -17,10 +17,10 @@ from toolkit.toml_files import Table
 
 Above = Annotated[float, Field(ge=1e-6, le=1e6)]
 SINGLE = {"bounds": False, "judge": False}
-"""Keys of [aggregation] that secure sums set: limits and the judge compare single updates."""
+"""Keys of [aggregation] that secure sums set, because limits and the judge need single updates."""
 AGGREGATION = {"weights": "uniform", "factors": "act", **SINGLE}
 """Keys of [aggregation] that differential privacy sets. The weight of a device must not depend on
-its data; limits and the judge compare single updates without noise."""
+its data, and limits and the judge would compare single updates without noise."""
 OVER_SELECTION = 1.0
 """The value of `over_selection` with differential privacy. A round then waits for all devices that
 it asks, so no device decides whether another device counts."""
@@ -47,7 +47,8 @@ class PrivacyTable(Table):
     - `most_samples`: a device with more samples counts as if it had this number.
 
     With both, the devices clip their changes and add the noise themselves, so the coordinator sees
-    no sum without noise. `clip` takes the place of `most_change`, and all devices count the same.
+    no sum without noise. `clip` takes the place of `most_change`, and all devices have the same
+    weight.
     """
 
     clip: Above | None = None
@@ -101,8 +102,8 @@ class PrivacyTable(Table):
     def plan(self, probability: float, rounds: int | None) -> PrivacyPlan:
         """The differential privacy of rounds that ask each device with this probability.
 
-        `rounds` is the number of rounds; the file refuses None without a noise multiplier. The
-        noise multiplier is found in seconds.
+        `rounds` is the number of rounds. It is None only if the file has a noise multiplier. To
+        find the noise multiplier takes seconds.
 
         Raises InputError if no noise is enough for the budget, or `dp-accounting` is missing.
         """

@@ -34,8 +34,8 @@ class RoundKeys(Table):
     - `min_devices`: the first round opens when this many devices have joined.
     - `quorum`: a round closes early when this many updates have come.
     - `min_updates`: a round never closes with fewer updates.
-    - `mode`: in asynchronous rounds, updates count in the round in which they come. The more rounds
-      have closed since their model, the smaller is their weight.
+    - `mode`: in asynchronous rounds, an update counts in the round in which it comes. Its weight
+      falls with the number of rounds that have closed since its model.
     - `buffer_size`: an asynchronous round closes when this many updates have come.
     - `max_staleness`: updates of a model that is older than this many rounds are refused.
     - `clients_per_round`: a round closes with this number of updates, or this share of the members.

@@ -17,11 +17,12 @@ Format: TypeAlias = Literal["cifar10", "cifar100", "leaf", "mnist", "tiny-imagen
 class SimulationTable(Table):
     """How many clients there are, who takes part in a round, and which samples each client has.
 
-    With a `format`, `data` is the folder of a public dataset, whose test samples evaluate the
-    model. Without a `format`, the samples in `held_out` evaluate the model, or, without this key,
-    the share `held_out_share` of the samples. `participation` is the share of the clients in each
-    round. `alpha` is the concentration of the Dirichlet distribution. With `shards`, the samples
-    are sorted by label, and each client gets this number of pieces.
+    With a `format`, `data` is the folder of a public dataset. The test samples of this dataset
+    evaluate the model. Without a `format`, the samples in `held_out` evaluate the model. Without
+    `held_out`, the share `held_out_share` of the samples evaluates the model. `participation` is
+    the share of the clients in each round. `alpha` is the concentration of the Dirichlet
+    distribution. With `shards`, the samples are sorted by label, and each client gets this number
+    of pieces.
 
     Each client of a round fails with the probability `failure_rate`: a failing client receives its
     submodel and sends nothing. A client is away for the share `away` of each day of `day_s`
@@ -29,8 +30,9 @@ class SimulationTable(Table):
 
     With dynamic `capacities`, each client of a round gets the submodel of a random client. With
     `up-to-own`, each client gets a random submodel of the file that is no larger than its own. With
-    a `baseline`, clients train alone, or one client has the samples of all. Each client keeps the
-    share `validation` of its samples to evaluate its own model. Some clients may be `hostile`.
+    a `baseline`, clients train alone, or one client has the samples of all clients. Each client
+    keeps the share `validation` of its samples to evaluate its own model. Some clients may be
+    `hostile`.
     """
 
     data: str

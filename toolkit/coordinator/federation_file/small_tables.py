@@ -15,9 +15,9 @@ class EvaluationTable(Table):
     """The table [evaluation]: devices judge the models (federated evaluation).
 
     Each device keeps the `share` of its samples apart, never trains on them, and sends counts of
-    its evaluations. The share 0 is off. With `by_class`, devices also send the counts of each class
-    if their owners agree. With a `committee` of this many devices, a new model is published only if
-    their majority accepts it.
+    its evaluations. The share 0 switches the evaluation off. With `by_class`, devices also send the
+    counts of each class if their owners agree. With a `committee`, a new model is published only if
+    the majority of this many devices accepts it.
     """
 
     share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
@@ -40,11 +40,11 @@ class EvaluationTable(Table):
 
 
 class ReleaseTable(Table):
-    """The table [release]: releases that the coordinator makes by itself, and who waits for them.
+    """The table [release]: automatic releases, and devices that wait for them after the last round.
 
     - `every`: the coordinator releases the global model whenever this many rounds have passed.
-    - `when`: the coordinator releases the best model instead, and only if it is better than all
-      released models.
+    - `when`: the coordinator releases the best model instead, and only if this model is better than
+      all released models.
     - `after_rounds`: devices stay after the last round and ask for releases at this interval, in
       seconds. Without this key, the agents end after the last round.
     """

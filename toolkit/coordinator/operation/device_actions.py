@@ -1,7 +1,7 @@
 """The operator's actions on devices: pause, resume, remove, ban, let in again.
 
-Each is one transaction with its entry in the audit log. Repeating an action changes nothing, and
-leaves no second entry.
+Each action and its entry in the audit log are one transaction. Repeating an action changes nothing,
+and leaves no second entry.
 """
 
 import logging
@@ -50,7 +50,7 @@ class DeviceActions(Membership, DeviceTroubles):
         self.changed.set()
 
     def decision(self, device: Device) -> Decision | None:
-        """What the operator decided about `device`, or None."""
+        """The operator's decision about `device`, or None."""
         return self.store.operator_log.decisions.get(device.id)
 
     def _pause(self, device: Device, reason: str, who: str) -> None:

@@ -42,7 +42,7 @@ class KeyActions(FederationState):
             )
 
     def new_key(self) -> KeyFollowed | None:
-        """How many devices follow the new key; None without a new key, or if all follow it."""
+        """How many devices follow the new key; None if there is no new key, or if all follow it."""
         if not self.key_changes:
             return None
         state = self.key_state()

@@ -184,7 +184,7 @@ class AuditPage:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetDevice(DeviceStatus):
-    """A device with its kind, and what the operator decided about it.
+    """A device with its kind, and the operator's decision about the device.
 
     `decision` is "paused", "removed" or "banned"; `reason` says why. `follows_key` says whether it
     is known to trust the coordinator's newest key; None if the key was never replaced.

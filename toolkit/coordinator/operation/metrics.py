@@ -1,4 +1,4 @@
-"""The federation's figures for Prometheus, by the library prometheus_client."""
+"""Writes the federation's figures for Prometheus, with the library prometheus_client."""
 
 from collections import Counter
 from collections.abc import Iterator

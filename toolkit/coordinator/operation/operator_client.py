@@ -33,7 +33,7 @@ from toolkit.coordinator.operation.messages import (
 
 
 class OperatorClient(CoordinatorClient):
-    """Makes the operator's requests to the coordinator at `url`, each once.
+    """Makes the operator's requests to the coordinator at `url`, each request once.
 
     Args:
         url: The coordinator's URL.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 UNUSED_S = 12 * 3600.0
 """A login ends when it was not used for this many seconds."""
 MOST = 100
-"""The most logins at a time. For a new login, the login that was unused for the longest time
-ends."""
+"""The most logins at a time. If a new login exceeds this, the login that was unused for the longest
+time ends."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class OperatorSessions:
         return identifier
 
     def find(self, identifier: str) -> Session | None:
-        """The login with this id, which is used now; None if there is none."""
+        """The login with this id; None if there is none. The login counts as used now."""
         now = self._clock()
         with self._lock:
             session = self._sessions.pop(identifier, None)

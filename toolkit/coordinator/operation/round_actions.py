@@ -52,7 +52,7 @@ class RoundActions(FederationState):
         self.changed.set()
 
     def drop_update(self, round_: int, identifier: str, reason: str, who: str) -> None:
-        """Take a device's update out of the open round. The round does not wait for another of it.
+        """Take a device's update out of the open round. The round does not wait for a new one.
 
         Raises RefusalError: 404 if there is no such device, 409 if `round_` is not open or has no
         update of this device.

@@ -15,7 +15,7 @@ from device_agent.formats.manifest import Struct
 from profiles.errors import InputError
 
 MOST = 50
-"""The most coordinators, beside the last one, whose logins are kept."""
+"""The logins of at most this many coordinators are kept in addition to the last login."""
 
 
 class Login(Struct, frozen=True, kw_only=True):

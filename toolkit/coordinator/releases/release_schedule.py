@@ -65,8 +65,8 @@ def round_to_release(
         current: The round whose model is the current global model.
         history: The results of all rounds.
         releases: All releases.
-        kept: The rounds whose models are kept. If the initial model is better than all later ones,
-            the best later model may not be kept.
+        kept: The rounds whose models are kept. If the initial model is better than all later
+            models, possibly the best later model is not kept.
     """
     if table.interval is None or done == 0 or done % table.interval:
         return None

@@ -1,4 +1,4 @@
 """Answers the requests of devices to join and leave, and to send updates, troubles and reports.
 
-These modules know no HTTP. `coordinator.py` calls them.
+These modules do not use HTTP. `coordinator.py` calls them.
 """

@@ -19,7 +19,7 @@ class DeviceSecrets(FederationState):
     """Replaces the secrets of devices."""
 
     def new_secret(self, device: Device) -> str:
-        """The challenge that `device` has to answer with a new secret; empty if there is none."""
+        """The challenge that `device` must answer with a new secret; empty if there is none."""
         due = self.secrets_due.get(device.id)
         return "" if due is None else due.challenge
 
@@ -51,7 +51,7 @@ class DeviceSecrets(FederationState):
         logger.info("%s has a new secret.", label(device))
 
     def void_late_secrets(self) -> None:
-        """Void the secrets of devices that made no new one in time. They have to join again."""
+        """Void the secrets of devices that made no new secret in time. They must join again."""
         now = self.wall_clock()
         if all(now <= due.until for due in self.secrets_due.values()):
             return
@@ -65,7 +65,7 @@ class DeviceSecrets(FederationState):
                 )
 
     def forget_due_secret(self, device: Device) -> None:
-        """Stop asking `device` for a new secret: it has one, or has left. The lock is held."""
+        """Stop asking `device` for a new secret. The caller holds the lock."""
         if device.id in self.secrets_due:
             due = {name: other for name, other in self.secrets_due.items() if name != device.id}
             self.store.set_value(secret_log.DUE_SECRETS, secret_log.encoded(due))

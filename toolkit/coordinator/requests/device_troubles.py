@@ -80,7 +80,7 @@ class DeviceTroubles(FederationState):
         self.changed.set()
 
     def set_aside(self, device: str) -> None:
-        """Neither wait for `device` nor select it until its owner's conditions hold.
+        """Neither wait for `device` nor select it until its owner's conditions are met.
 
         The device then asks for work. The caller holds the lock.
         """
@@ -90,7 +90,7 @@ class DeviceTroubles(FederationState):
         self.changed.set()
 
     def resume(self, device: Device) -> None:
-        """Let rounds, also the open one, wait again for a `device` that had stopped or was paused.
+        """Let rounds wait again for a `device` that had stopped or was paused, also the open round.
 
         The caller holds the lock.
         """

@@ -11,7 +11,7 @@ Figure = tuple[float | None, float]
 
 
 def of_one_model(results: Sequence[RoundResult]) -> Sequence[RoundResult]:
-    """The rounds since `model` last changed, or all."""
+    """The rounds since `model` last changed; all rounds if it never changed."""
     begins = f"{MODEL}: "
     changed = [
         number
@@ -36,13 +36,13 @@ def compared(results: Sequence[RoundResult]) -> list[tuple[RoundResult, Figure]]
 def is_better(figure: Figure, than: Figure) -> bool:
     """Whether the accuracy is higher, or equal with a lower loss.
 
-    Without accuracies, whether the loss is lower.
+    If there are no accuracies, whether the loss is lower.
     """
     return _key(figure) > _key(than)
 
 
 def best_of(figures: Sequence[tuple[int, Figure]]) -> int:
-    """The best round. Of several equal rounds, the last one. `figures` has at least one round."""
+    """The best round; if several are equal, the last of them. `figures` has at least one round."""
     best, figure = figures[0]
     for round_, later in figures:
         if not is_better(figure, later):

@@ -22,7 +22,7 @@ def ends_early(
 ) -> bool:
     """Whether the rounds end early with `result`, which is not in `store` yet.
 
-    Logs the reason if so.
+    If the rounds end, logs the reason.
 
     `received` is the devices' judgement of the model that the round started from.
     """
@@ -53,7 +53,7 @@ def note_early_end(
 ) -> None:
     """Store that the rounds end early after `round_`.
 
-    Unless they end `for_good`, they go on if `early_stopping` is changed.
+    A change of `early_stopping` lets the rounds go on, except if they end `for_good`.
     """
     store.set_value(EARLY_STOP, f"for good {round_}" if for_good else _end(config, round_))
 

@@ -7,14 +7,14 @@ from device_agent.formats.protocol.fleet import RoundResult
 from toolkit.coordinator.rounds.compared_rounds import compared
 
 FALLS = 3
-"""A warning needs this many falls in a row. Fewer can come from the choice of a round's devices."""
+"""A warning needs this many falls in a row. Fewer can be due to the choice of devices."""
 
 
 BEHIND = 5
 """Another reason for a warning: none of this many newest models comes near the best earlier
 model."""
 WINDOW = 20
-"""The best model is searched among this many newest models, so that a warning ends."""
+"""Only this many newest models are searched for the best model, so that a warning ends."""
 POINTS = 0.03
 """An accuracy is near another if it is lower by at most this much."""
 RISE = 0.1
@@ -24,9 +24,9 @@ RISE = 0.1
 def falling(results: Sequence[RoundResult]) -> str | None:
     """Return a warning if the quality on held-out samples falls. Otherwise return None.
 
-    The quality falls in two cases: it fell in each of the last FALLS rounds, or each of the BEHIND
-    newest models is clearly worse than the best model of earlier rounds. Single rounds may rise
-    meanwhile. The quality is the accuracy. In a regression, the quality falls if the loss rises.
+    The quality falls in two cases: it fell in each of the last FALLS rounds, or all BEHIND newest
+    models are clearly worse than the best earlier model. The quality may rise in single rounds in
+    between. The quality is the accuracy. In a regression, the quality falls if the loss rises.
     Without held-out samples, the quality on the devices is used, which is not known yet for the
     last result.
     """

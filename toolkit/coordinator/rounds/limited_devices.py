@@ -20,7 +20,7 @@ def times_limited(history: Sequence[RoundResult]) -> Counter[str]:
 def limited_note(
     device: str, history: Sequence[RoundResult], times: Mapping[str, int], trained: int
 ) -> str | None:
-    """A note about the limited updates of `device`. `trained` counts all that it has sent.
+    """A note about the limited updates of `device`. `trained` counts all updates that it has sent.
 
     None if the last round did not limit the device, and the device was not limited often.
     """

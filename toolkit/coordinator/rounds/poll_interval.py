@@ -17,9 +17,9 @@ SHARE = 0.1
 """A device asks again after this share of the time since the rounds last changed. So its waiting
 extends a round by at most this share."""
 JITTER = 0.2
-"""Each time is up to this share shorter, so that the devices do not ask all at once."""
+"""Each time is up to this share shorter, so that the devices do not all ask together."""
 _DRAWS = random.Random()
-"""A separate random generator: the recording of a model fails if Python's global one changes."""
+"""A separate random generator: recording a model fails if Python's global generator changes."""
 
 
 class PollInterval:
@@ -39,5 +39,5 @@ class PollInterval:
         return self.spread(max(soon, len(rounds.devices) / REQUESTS_PER_S))
 
     def spread(self, longest: float) -> float:
-        """A time of at most `longest` seconds, so that the devices do not ask all at once."""
+        """A time of at most `longest` seconds, so that the devices do not all ask together."""
         return round(longest * _DRAWS.uniform(1 - JITTER, 1), 3)

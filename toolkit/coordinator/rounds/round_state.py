@@ -3,18 +3,20 @@
     enrolling --enough devices enrolled--> aggregating --open--> training --close--> aggregating ...
     ... --folded after the last round--> judging --end_judging--> finished
 
-Without devices that judge the last model, `finished` follows at once. While a round is aggregated,
-a committee of devices may judge the new model.
+If no devices judge the last model, `finished` follows immediately. While a round is aggregated, a
+committee of devices may judge the new model.
 
 A device may leave at any time. Another device may take its place and trains from the next round on.
-A device that has stopped keeps its place, and no round waits for it until it asks for work again. A
-device that may not begin a round, because of its owner's conditions, is treated in the same way. A
-device that the operator has paused keeps its place, too, and gets no work until the pause ends. A
-round may be opened for some devices only, with a goal: the number of updates that closes it. The
-other devices wait. If too few updates have come at the deadline, the round opens again for others.
+A device that has stopped keeps its place, and no round waits for it until it asks for work again.
+If the conditions of its owner forbid a device to begin a round, the device is treated in the same
+way. A device that the operator has paused also keeps its place, and gets no work until the pause
+ends. A round may be opened for some devices only, with a goal: the number of updates that closes
+it. The other devices wait. If too few updates have come at the deadline, the round opens again for
+other devices.
 
-In asynchronous rounds, if a round closes without the update of a device, the device goes on. The
-update counts in the round that is open when it comes. Then the device waits for the next round.
+In asynchronous rounds, if a round closes without the update of a device, the device goes on
+training. The update counts in the round that is open when the update comes. Then the device waits
+for the next round.
 
 Times are seconds of a monotonic clock that the caller passes in. A refused call changes nothing.
 """
@@ -57,11 +59,11 @@ class Flight(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """The limits of a round that asks some devices only. They stay when the round opens again.
+    """The limits of a round that asks some devices only. They do not change if it opens again.
 
     Attributes:
         updates: The number of updates that closes the round.
-        needed: With fewer updates the round never closes. At most `updates`.
+        needed: The fewest updates with which the round may close; at most `updates`.
     """
 
     updates: int
@@ -69,7 +71,7 @@ class Goal(NamedTuple):
 
 
 class Rounds:
-    """The state of the rounds, `done` of which are over.
+    """The state of the rounds; `done` rounds are over.
 
     The first round waits for `expected` devices. The last round is number `total`; with None the
     rounds go on until they are `stopped_early`.
@@ -173,7 +175,7 @@ class Rounds:
         return device in self.devices and not absent
 
     def stop(self, device: str) -> None:
-        """Stop waiting for `device`, in this round and in later ones."""
+        """Stop waiting for `device`, in this round and in later rounds."""
         self.stopped.add(device)
         self.excuse(device)
 
@@ -302,7 +304,7 @@ class Rounds:
     def note_started(self, device: str) -> None:
         """Record that `device` has got work. In asynchronous rounds it may go on after the round.
 
-        A device that has not asked for work gets the work of the next round instead.
+        A device that has not asked for work gets the work of the next round.
         """
         if self.phase == "training":
             self._started.add(device)
@@ -496,7 +498,7 @@ class Rounds:
     def ask_committee(self, devices: Collection[str], until: float) -> None:
         """Let `devices` judge a new model of the closed round. Judging ends at the time `until`.
 
-        Meanwhile the other devices wait.
+        During the judging, all other devices wait.
         """
         self._expect(self.phase == "aggregating" and bool(self._offers), "ask a committee")
         self.judges, self._judging_ends_at = self.present & set(devices), until

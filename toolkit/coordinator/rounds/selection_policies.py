@@ -34,7 +34,8 @@ class Candidate(NamedTuple):
 Policy = Callable[[np.random.Generator, Sequence[Candidate], int], Sequence[int] | np.ndarray]
 """Selects up to `count` candidates: `policy(draw, candidates, count)` returns their positions.
 
-All randomness must come from `draw`. Then the same round selects the same devices again.
+All randomness must come from `draw`. Then a repeated selection for the same round gives the same
+devices.
 """
 
 
@@ -48,7 +49,7 @@ def by_data_size(
 ) -> np.ndarray:
     """Select one candidate after another, each with a probability proportional to its samples.
 
-    If the samples of a candidate are unknown, it counts like the mean of the other candidates. The
+    If a candidate's number of samples is unknown, the mean of the known numbers replaces it. The
     sort keys are the logarithms of the keys in Efraimidis and Spirakis, "Weighted random sampling
     with a reservoir" (2006).
     """
@@ -91,7 +92,7 @@ def selected(
         selection: The policy's name, or a function `module:callable`.
         draw: The source of all randomness.
         candidates: At least one candidate.
-        count: The most devices to select. If there are fewer, all are selected.
+        count: The most devices to select. If there are fewer candidates, all are selected.
 
     Raises:
         DataError: The user's function cannot be loaded.

@@ -22,8 +22,8 @@ from toolkit.coordinator.storage.release_folder import INDEX, RELEASES, ReleaseF
 from toolkit.coordinator.storage.saved_rounds import reading
 
 TOKENS = ("operator.token", "tokens", NEXT_KEY, KEY)
-"""Secrets of the federation. Without its key every device would have to join again. The next key
-is copied before the key, so that one of them fits the database."""
+"""Secrets of the federation. Without the coordinator's key, every device would have to join again.
+The next key is copied before the key, so that one of them fits the database."""
 _KNOWN_KEY = f"SELECT value FROM meta WHERE key = '{KNOWN_KEY}'"
 ATTEMPTS = 10
 """How often a backup is tried. An attempt fails if a round ends, or the key is replaced, while the
@@ -34,8 +34,8 @@ def backup(state: Path, out: Path, force: bool = False) -> None:
     """Copy the federation in `state` to the new folder `out` and check the copy.
 
     Raises:
-        InputError: `state` holds no federation; a file in it is missing or damaged; `out` exists
-            and `force` is not set; or `out` holds something else than a backup.
+        InputError: `state` contains no federation; a file in it is missing or damaged; `out` exists
+            and `force` is not set; or `out` contains something other than a backup.
     """
     with reading(state):  # raises if it is not a federation
         pass

@@ -57,7 +57,7 @@ class Blobs:
         self._sync()
 
     def names(self) -> list[str]:
-        """The hashes of all files, except those being written."""
+        """The hashes of all files, except files that are being written."""
         return [name for name in os.listdir(self.folder) if not name.startswith(".")]
 
     def _sync(self) -> None:

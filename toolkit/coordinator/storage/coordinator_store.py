@@ -71,13 +71,13 @@ REFERENCED = """
 SELECT sha256 FROM bundles UNION ALL SELECT sha256 FROM uploads
 UNION ALL SELECT sha256 FROM updates WHERE round > (SELECT coalesce(max(round), 0) FROM history)
 UNION ALL SELECT model FROM history WHERE kept"""
-"""The hashes of the files that the database needs, some twice. It no longer needs the tensors of
-updates that are in the global model."""
+"""The hashes of the files that the database needs; some are listed twice. The tensors of updates
+that are in the global model are no longer needed."""
 KEPT_UPDATES = f"""
 SELECT sha256 FROM updates WHERE round > (SELECT max(round) FROM history) -
 (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{retention.KEEP_UPDATES}')"""
-"""The hashes of the tensors of updates that stay after their round. They may be lost: only
-`leave_one_out.py` reads them."""
+"""The hashes of the tensors of updates that stay after their round. These tensors may be missing:
+only `leave_one_out.py` reads them."""
 
 
 class Store:
@@ -224,11 +224,11 @@ class Store:
         return bundles if whole else {}
 
     def keep_flights(self, flights: Mapping[str, int]) -> None:
-        """Store the round of each device that goes on training after the end of this round."""
+        """Store the round of each device that goes on training after the end of its round."""
         self.set_value(FLIGHTS, json.dumps(flights, sort_keys=True))
 
     def flights(self) -> dict[str, int]:
-        """The result of the last `keep_flights`."""
+        """The rounds that the last `keep_flights` stored, by device."""
         return msgspec.json.decode(self.value(FLIGHTS) or "{}", type=dict[str, int])
 
     def keep_upload(self, device: str, received: IncomingFile) -> FileEntry:
@@ -254,7 +254,7 @@ class Store:
     def checking(self, device: str) -> Iterator[str | None]:
         """Yield the SHA-256 of the tensors that `device` sent last, or None.
 
-        Their file stays during the block, even if the device sends other tensors meanwhile.
+        The file of these tensors stays during the block, even if the device sends other tensors.
         """
         with self._database.exclusively():
             sha256 = self.upload(device)
@@ -405,9 +405,9 @@ class Store:
     ) -> None:
         """Record that `changes` are in effect from `round_` on, with their audit entries.
 
-        With `bundles`, forget the bundles of this round, because they have the earlier settings.
-        If the model changes, forget its updates and the reference of the limits, too. In this case
-        `loss` is the description of the user's own loss.
+        With `bundles`, forget the bundles of this round, because they have the earlier settings. If
+        the model changes, also forget the round's updates and the reference of the limits. In this
+        case `loss` is the description of the user's own loss.
         """
         with self._database.milestone() as db:
             self.settings.take_effect(db, round_, changes, checked)

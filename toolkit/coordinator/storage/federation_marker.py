@@ -1,7 +1,8 @@
 """The marker: a small file that names the database's federation and its last milestone.
 
-With it, `serve` notices a database that is missing, of another federation, or older than its
-marker. The milestones are: a join, a departure, a return, the end of a round, and a rollback.
+With the marker, `serve` notices if the database is missing, belongs to another federation, or is
+older than the marker. The milestones are: a join, a departure, a return, the end of a round, and a
+rollback.
 """
 
 import hashlib
@@ -21,8 +22,8 @@ MARKER = "federation.json"
 class Marker:
     """The state of the federation `id` after milestone number `generation`.
 
-    `round` is the last round that is over, and `model` the SHA-256 of the model that the next round
-    starts from; both are None before round 0.
+    `round` is the last round that is over. `model` is the SHA-256 of the model that the next round
+    starts from. Both are None before round 0.
     """
 
     id: str

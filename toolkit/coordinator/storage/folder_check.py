@@ -1,7 +1,7 @@
-"""Checks a state folder before it is served. It changes nothing.
+"""Checks a state folder before it is served. The check changes nothing.
 
-If a file is missing or damaged, it can be restored from other files, or the folder is refused. A
-new federation never begins in a folder that held another federation.
+A missing or damaged file is accepted only if it can be restored from other files. Otherwise the
+folder is refused. A new federation never begins in the folder of an earlier federation.
 """
 
 import logging
@@ -34,8 +34,8 @@ def check_folder(folder: Path, needs_model: bool = True) -> None:
     `needs_model`: the model that the next round starts from must exist.
 
     Raises:
-        InputError: If the folder held a federation that cannot be continued, or that has another
-            version. Also if releases.json is damaged.
+        InputError: If the folder has a federation that cannot be continued or that has another
+            version, or if releases.json is damaged.
     """
     if (folder / CONTENTS).exists():
         raise InputError(

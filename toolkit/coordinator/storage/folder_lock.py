@@ -57,7 +57,7 @@ def locked(folder: Path) -> FolderLock:
 def claimed(folder: Path) -> Iterator[FolderLock]:
     """Lock the state folder like `locked`, and yield the lock.
 
-    If the block fails, the lock is released. If the folder is new and empty, it is removed, too.
+    If the block fails, the lock is released, and a new folder that is empty is removed.
     """
     is_new = not folder.exists()
     lock = locked(folder)

@@ -39,9 +39,9 @@ class JudgingDevice:
 def judging_devices(folder: Path, round_: int) -> list[JudgingDevice]:
     """How the devices judge the model of `round_`, the device with the worst figure first.
 
-    The counts came with the updates of the next round that started from this model. Their records
-    are kept for three rounds; later the list is empty. Devices whose update was left out are not in
-    the list.
+    The counts came with the updates of the next round that started from this model. The records of
+    updates are kept for three rounds; later the list is empty. Devices whose update was left out
+    are not in the list.
 
     Raises InputError if `folder` is not a state folder.
     """

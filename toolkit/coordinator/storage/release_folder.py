@@ -51,7 +51,8 @@ class Release(Struct, frozen=True, kw_only=True):
         withdrawn: Whether devices go back to the previous release.
         removed: The kinds whose bundle was removed, because later releases need the room.
         precision: The precision of the weights.
-        fine_tune: The most steps that devices may train it on their own samples; 0 if they may not.
+        fine_tune: The most steps that devices may train the release on their own samples; 0 means
+            no training.
         training: The files of the bundle for fine-tuning, by kind.
     """
 
@@ -127,7 +128,7 @@ class ReleaseFolder:
     def locked(self, wait: bool = True) -> Iterator[None]:
         """Let no other process change releases in the block.
 
-        If another process changes them, wait for its end; without `wait`, raise BlockingIOError.
+        If another process changes them, wait until it ends; without `wait`, raise BlockingIOError.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDONLY)

@@ -37,7 +37,7 @@ round is judged."""
 
 
 def drop_models(db: sqlite3.Connection, keep: Keep) -> None:
-    """Mark all models as not kept that `keep` excludes. The next cleanup removes their files.
+    """Mark all models that `keep` excludes as not kept. The next cleanup removes their files.
 
     The best round has the highest accuracy, or the lowest loss if there is no accuracy. Among equal
     rounds, the last is the best.
@@ -57,9 +57,9 @@ def drop_lost(
     """Mark missing and damaged models of earlier rounds as not kept. Returns their rounds.
 
     Without the mark, every backup would fail. The models of the newest and the best round are
-    compared with their hashes, all others only with their sizes. If a model is damaged, or with
-    `read_all`, all models are compared with their hashes. The model with the hash `current` is
-    checked in `folder_check.py` instead.
+    compared with their hashes. All other models are compared only with their sizes. If a model is
+    damaged, or with `read_all`, all models are compared with their hashes. The model with the hash
+    `current` is checked in `folder_check.py` instead.
     """
     kept = db.execute(
         f"SELECT model, size, round IN ((SELECT max(round) FROM history), ({BEST})) FROM history "

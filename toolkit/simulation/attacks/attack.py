@@ -56,9 +56,9 @@ class Attack(NamedTuple):
     Attributes:
         forge: Returns the update that the client sends.
         strength: The default of the table's `strength`.
-        poison: Returns the samples that the client trains on; None if it trains on its own.
-        knows: The samples that each hostile client knows: its own, the samples of the first
-            hostile client, or the samples of several.
+        poison: Returns the samples that the client trains on; None if it trains on its own samples.
+        knows: The samples that each hostile client knows: its own, the samples of the first hostile
+            client, or the samples of several hostile clients.
     """
 
     forge: Callable[[Trained], Received]

@@ -1,7 +1,7 @@
 """Attacks that change an update after an honest training.
 
 In the formulas, w is the tensor that the client received, v the trained tensor, and s the strength.
-The formulas hold for each uploaded tensor. A factorized tensor is uploaded as several factors.
+The formulas apply to each uploaded tensor. A factorized tensor is uploaded as several factors.
 """
 
 from zlib import crc32

@@ -1,7 +1,8 @@
 """Attacks by hostile clients that know each other's samples.
 
-Each client trains its own submodel on the samples of several hostile clients. So it knows their
-honest updates of this submodel. w is the tensor that it received, and s the strength.
+Each client trains its own submodel on the samples of several hostile clients. So the client knows
+their honest updates of this submodel. w is the tensor that the client received, and s is the
+strength.
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ from toolkit.simulation.chunks import Chunk, ChunkTrainer, TrainedChunk
 from toolkit.simulation.simulation_config import SimulationConfig
 
 AHEAD = 4
-"""The most submitted chunks for each worker whose results were not taken yet."""
+"""For each worker, the most submitted chunks whose results were not taken yet."""
 
 
 class Engine(Protocol):
@@ -37,7 +37,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers at once, whatever they are doing."""
+        """End the workers immediately, whatever they are doing."""
         ...
 
 

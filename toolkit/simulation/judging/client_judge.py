@@ -87,8 +87,8 @@ class ClientJudge:
     def without_disagreeing(self, reason: str) -> Evaluation | None:
         """Make the model again without the updates that point against most others.
 
-        They are left out because of the votes in `reason`. If there are no such updates, returns
-        None, and nothing changes.
+        These updates are left out because of the votes in `reason`. If there are no such updates,
+        returns None, and nothing changes.
         """
         inside = [client for client in self.files.clients if client not in self.left_out]
         new, self.federation.model = self.federation.model, self.federation.saved(self.before)

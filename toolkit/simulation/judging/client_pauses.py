@@ -27,7 +27,7 @@ class ClientPauses:
             round_: The number of the round. Rounds come in their order.
             present: The clients of the round.
             left_out: Why updates were left out, by the client's number.
-            limited: What was limited in updates, by the client's number.
+            limited: What the limits changed in updates, by the client's number.
         """
         add_round(self._harm, round_, left_out or {}, limited or {})
         paused = []

@@ -75,8 +75,8 @@ def runs_of(
 ) -> list[Run]:
     """The simulations of a sweep in the folder `out`. Reads and checks the file for each of them.
 
-    Raises InputError if a key or a value is wrong, or if a simulation is not possible. Whether a
-    submodel fits the model is not known before the simulation.
+    Raises InputError if a key or a value is wrong, or if a simulation is not possible. This does
+    not check whether a submodel fits the model: the simulation finds that out.
     """
     for name, given, keys in (("seed", seed, SEEDS), ("rounds", rounds, ("rounds",))):
         if given is not None and any(key in grid for key in keys):
@@ -101,7 +101,7 @@ def sweep(
     force: bool = False,
     **options: Any,
 ) -> list[Failure]:
-    """Simulate `runs` one after another. A simulation that fails does not end the others.
+    """Simulate `runs` one after another. If one fails, the next simulations still run.
 
     Args:
         file: The federation's file.
@@ -112,7 +112,7 @@ def sweep(
         options: Other options of `simulate`, such as `workers`.
 
     Returns:
-        The simulations that failed. The others are finished.
+        The simulations that failed. All other simulations are finished.
 
     Raises:
         InputError: `out` is not the folder of a sweep, or the folder of a run has a simulation with

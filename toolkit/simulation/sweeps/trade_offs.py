@@ -44,7 +44,7 @@ class Limits:
         )
 
     def check(self, runs: Sequence[Run]) -> None:
-        """Raise InputError if the memory of a run will not be known, but is limited."""
+        """Raise InputError if the memory is limited, but the memory of a run will not be known."""
         for run in runs:
             unknown = run.config.devices[0].profile is None or run.config.simulation.baseline
             if self.memory is not None and unknown:
@@ -122,7 +122,7 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
 def best_of(points: Sequence[Point], limits: Limits) -> Point | None:
     """The point with the best score within `limits`; None if no point keeps them.
 
-    Of equally good points, this is the point with the fewest bytes.
+    If several points are equally good, this is the point with the fewest bytes.
     """
     within = [point for point in points if point.keeps(limits)]
     return max(within, key=lambda point: (point.quality, -point.costs["bytes"]), default=None)
