@@ -71,7 +71,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         rows: The cells of each row. All rows have the same length.
 
     Returns:
-        One line per row. The first column is left-aligned, the others are right-aligned.
+        One line per row. The first column is left-aligned. All other columns are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -31,12 +31,11 @@ class Session(Protocol):
         Args:
             feeds: All inputs by name.
             over: Maps the name of an output to the input that it may overwrite. The runtime decides
-                whether the output overwrites this input. If the run fails, such an input may have
-                any content.
+                whether it does so. If the run fails, such an input may have any content.
 
         Returns:
-            All outputs by name. The arrays are new, except that an output in `over` may be the
-            array of the input that it overwrites.
+            All outputs by name. Each array is new, but an output in `over` may be the array of the
+            input that it overwrites.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""A device as the planner sees it: its hardware and its calibration.
+"""The description of a device for the planner: its hardware and its calibration.
 
 A built-in profile is a TOML file of published figures with their sources. The profile of a real
 device is the JSON file that `edgetailor-agent calibrate --out` or `bench --out` writes. If an owner
-has contributed such a file, it is next to the TOML file. Unknown figures are absent.
+has contributed such a file, the JSON file is next to the TOML file. Unknown figures are left out.
 """
 
 import datetime
@@ -26,13 +26,12 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The known figures of a device, in bytes, bits per second and hertz.
 
     `load_device` returns a profile, and `plan` takes a profile. To describe your own device, run
-    `edgetailor-agent calibrate` there instead of filling in the fields.
+    `edgetailor-agent calibrate` on it. Do not fill in the fields by hand.
 
-    `sources` gives the source of each figure by its name. `date` (YYYY-MM-DD) is the day of the
-    measurement or look-up. Only a real device has `machine` and `calibration`. `bench --out`
-    adds `versions` (of the agent and of all installed runtimes, by package) and `trainings`.
-    `trainings` are the profiles of the measured bundles, one for each bundle and
-    runtime.
+    `sources` gives the source of each figure, by the figure's name. `date` (YYYY-MM-DD) is the day
+    of the measurement or look-up. Only a real device has `machine` and `calibration`. `bench --out`
+    adds two fields. `versions` has the versions of the agent and of all installed runtimes, by
+    package. `trainings` has a profile for each measured bundle and runtime.
     """
 
     version: int = DEVICE_VERSION
@@ -72,8 +71,8 @@ OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
 def load_device(reference: str) -> DeviceProfile:
     """Load a device profile.
 
-    Use it to look at a device's figures, or to change some figures before `plan`. Otherwise pass
-    the name or the file to `plan`.
+    Use this to look at a device's figures, or to change figures before `plan`. For all other
+    purposes, pass the name or the file to `plan`.
 
     Args:
         reference: A file (.json or .toml), or the name of a built-in profile.
@@ -106,7 +105,7 @@ def load_device(reference: str) -> DeviceProfile:
 
 
 def built_in_profile(path: Path) -> DeviceProfile:
-    """Read the built-in profile in the TOML file `path`, with measurements from its JSON file."""
+    """Read the built-in profile in the TOML file `path`. A JSON file beside it has measurements."""
     published, sent = read_device(path), path.with_suffix(".json")
     if not sent.exists():
         return published
@@ -130,7 +129,7 @@ def built_in_profile(path: Path) -> DeviceProfile:
 
 
 def read_device(path: Path) -> DeviceProfile:
-    """Read the device profile in a file, see `load_device`."""
+    """Read the device profile in a file. `load_device` describes the files."""
     try:
         content = path.read_bytes()
     except OSError as error:
