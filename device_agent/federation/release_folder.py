@@ -147,7 +147,7 @@ class DeviceReleases:
         )
 
     def forget(self) -> None:
-        """Remove all releases, release.json first: it must never name a missing bundle."""
+        """Remove release.json, then all bundles: release.json must never name a missing bundle."""
         self._pointer.unlink(missing_ok=True)
         self.attempts.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)

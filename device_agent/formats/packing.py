@@ -36,7 +36,7 @@ def array_name(prefix: str, part: Part) -> str:
 
 
 def in_files(parts: Sequence[Part]) -> list[Part]:
-    """The `parts` that files hold. Labels with a limit of 0 do not exist: no loss reads them."""
+    """The `parts` that files contain. No file contains labels with a limit of 0."""
     return [part for part in parts if part.limit != 0]
 
 

@@ -26,7 +26,7 @@ STEPS: Sequence[Step] = ("shares", "input", "confirm", "unmask", "over")
 
 
 class SecretSum:
-    """The sum of one group. Each of STEPS waits for the devices that answered the previous step.
+    """The sum of one group. Each step waits for the devices that answered the previous step.
 
     Args:
         round_: The round.

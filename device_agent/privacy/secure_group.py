@@ -76,7 +76,7 @@ class SecureGroup:
         return sorted(self._ring[near] for near in places)
 
     def holders(self, device: str) -> list[str]:
-        """The devices that hold a share of the secrets of `device`: its neighbours and itself.
+        """The devices that have a share of the secrets of `device`: itself and its neighbours.
 
         A holder's position in this list, counted from 1, is the point of its share.
         """

@@ -59,7 +59,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks(bundle: Bundle) -> list[Task]:
-    """List the tasks: everything that a round runs for a batch, in the order of the round.
+    """List the tasks for everything that a round runs for a batch, in the order of the round.
 
     Args:
         bundle: The bundle to profile.

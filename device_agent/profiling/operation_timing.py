@@ -159,7 +159,7 @@ def time_cases(
 
 
 def needed_bytes(shapes: Mapping[str, Shape]) -> int:
-    """The memory that a case takes, in bytes: inputs, and several results of the same size."""
+    """The memory that a case takes, in bytes: inputs, and several results as large as these."""
     return ARRAYS * 4 * sum(math.prod(shape) for shape in shapes.values())
 
 

@@ -61,7 +61,7 @@ RUNTIMES: Mapping[str, Runtime] = {"onnx": onnx_runtime, "litert": litert_runtim
 
 
 def runtime_of(name: str) -> Runtime:
-    """The runtime with this `name` in manifests. Raises BundleError if the agent lacks it."""
+    """The runtime with this `name` in manifests. Raises BundleError if the name is unknown."""
     if name not in RUNTIMES:
         raise BundleError(
             "The bundle is for the runtime {runtime!r}; this agent runs {known} bundles. Export it "

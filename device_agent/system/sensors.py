@@ -64,7 +64,7 @@ def temperature_c(root: Path = SYS) -> float | None:
 
 
 def governor(root: Path = SYS) -> str | None:
-    """The governor that sets the clock, such as ondemand; several are joined by commas."""
+    """The governor that sets the clock, such as ondemand. Commas separate several governors."""
     governors = {
         text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")
     }

@@ -63,7 +63,7 @@ def in_blocked_form(bundle: Bundle) -> Bundle:
 
 
 def in_winograd_form(bundle: Bundle, begun: str | None = None) -> Bundle:
-    """Return `bundle` with Winograd's forms of graphs, if these are faster, or `begun`."""
+    """Return `bundle` with Winograd's forms of graphs if these are faster or named by `begun`."""
     forms = {
         name: msgspec.structs.replace(
             signature, graph=file, peak_bytes=signature.winograd_peak_bytes

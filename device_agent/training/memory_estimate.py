@@ -135,7 +135,7 @@ def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[s
 
 
 def open_at_once(manifest: Manifest) -> int:
-    """The largest number of sessions that an instruction of the schedule opens together."""
+    """The largest number of sessions that one instruction of the schedule opens together."""
     trains = (i for i in manifest.schedule if isinstance(i, Train))
     return max((len({step.signature for step in i.steps}) for i in trains), default=1)
 

@@ -1,4 +1,4 @@
-"""Trains one round without a coordinator. The user copies the bundle here and the update back.
+"""Trains one round without a coordinator. The user copies the files to and from the device.
 
 This is the public function `edgetailor.train`.
 """

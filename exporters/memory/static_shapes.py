@@ -45,10 +45,10 @@ def without_waits(model: ir.Model) -> ir.Model:
 
 
 def folded(model: ir.Model) -> ir.Model:
-    """Replace shapes that `model` computes by constants, and infer all shapes again.
+    """Replace the shapes that `model` computes by constants, and infer all shapes again.
 
-    Larger computed tensors are not replaced, because a graph with an open batch computes them at
-    each run.
+    Larger computed tensors are not replaced, because a graph with an open batch size computes them
+    in each run.
     """
     fold_constants(model, output_size_limit=SHAPE_SIZES)
     RemoveUnusedNodesPass()(model)

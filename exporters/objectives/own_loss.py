@@ -162,8 +162,8 @@ class Unusable(Tensor):
 class InBothModes(Named):
     """The outputs that a model returns in training and in inference.
 
-    A loss that reads an output of only one mode, or reads all outputs, would silently miss outputs
-    in one of the modes.
+    If a loss read an output of only one mode, or read all outputs, it would silently miss outputs
+    in the other mode.
     """
 
     def __init__(self, outputs: Mapping[str, Any], hidden: frozenset[str], loss: str) -> None:
@@ -181,7 +181,7 @@ class InBothModes(Named):
         return super().__contains__(key) or (self.get(str(key)) is not None)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The output `key`. Raises ModelError for an output of one mode."""
+        """The output `key`. Raises ModelError if only one mode has this output."""
         try:
             return self[key]
         except KeyError:
@@ -208,7 +208,7 @@ class Reduced(nn.Module):
     """The user's loss as a model of two inputs: the packed outputs and the packed labels.
 
     `report` is called with the names of the results: the loss and the metrics. An attribute cannot
-    keep these names, because recording resets attributes.
+    store these names, because recording resets attributes.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ def record_loss(function: Loss, reference: str, form: OutputForm) -> tuple[Graph
 
 
 def left_out(form: OutputForm, loss: str) -> dict[str, Unusable | None]:
-    """What the loss gets in place of outputs that cannot be passed to it."""
+    """The values that the loss gets instead of outputs that cannot be passed to it."""
     return {
         name: None if reason == NONE else Unusable.of(name, reason, loss)
         for name, reason in form.left_out.items()
@@ -353,7 +353,7 @@ def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
 
 
 def place_of(function: object) -> str:
-    """The user's file and line of `function`, as ` (losses.py, line 3)`; or empty."""
+    """The user's file and line of `function`, as ` (losses.py, line 3)`. Empty if unknown."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ""

@@ -1,8 +1,8 @@
 """Writes weights as constants of an ONNX graph: float32, or 8-bit integers with scales.
 
 ONNX Runtime converts a small 8-bit weight to a float32 constant when it opens the graph. A larger
-8-bit weight exists as float32 only while an operator reads it. A dense layer reads it in blocks of
-rows, so the whole weight never exists as float32.
+8-bit weight is in memory as float32 only while an operator reads it. A dense layer reads such a
+weight in blocks of rows, so the whole weight is never in memory as float32.
 """
 
 import math
@@ -70,7 +70,7 @@ def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
 
 
 def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tuple[str, str]:
-    """Add the integers `q` and their scales as constants; return the names of both."""
+    """Add the integers `q` and their scales as constants. Return both names."""
     integers, factors = f"{name}:int8", f"{name}:scale"
     graph.initializer.append(numpy_helper.from_array(q, integers))
     graph.initializer.append(numpy_helper.from_array(scale, factors))
