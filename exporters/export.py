@@ -212,7 +212,7 @@ def export(
         The bundle, the result of the verification, and the names of the reused graphs.
 
     Raises:
-        ExportError: A signature cannot be lowered, or the format cannot hold the program.
+        ExportError: A signature cannot be lowered, or the format cannot represent it.
         VerificationError: Graph and PyTorch disagree. The bundle is stored as
             `OUT.failed-verification`. After any other error, no file is left.
         InputError: The bundle cannot be written to `out`.
@@ -238,7 +238,7 @@ def export(
 
 
 def check_places(out: Path, *, check: bool | None = None, force: bool = False) -> None:
-    """Raise InputError unless a bundle can be written to `out`, and to `failed_place` if checked.
+    """Raise InputError unless a bundle can be written to `out` and, if checked, to `failed_place`.
 
     Callers check this before they lower the graphs, which can take minutes.
     """
@@ -278,7 +278,7 @@ def verified_graphs(
     Nothing is written to `out`. If graph and PyTorch disagree, the bundle is stored beside `out`.
 
     Raises:
-        ExportError: A signature cannot be lowered, or the format cannot hold the program.
+        ExportError: A signature cannot be lowered, or the format cannot represent it.
         VerificationError: Graph and PyTorch disagree.
     """
     store = default_cache() if cache else None

@@ -82,14 +82,14 @@ class GraphCache:
     limit_bytes: int = LIMIT_BYTES
 
     def load(self, key: str) -> dict[str, Graph] | None:
-        """The graphs that were stored under `key`, by signature name; None if there are none."""
+        """The graphs that are stored under `key`, by signature name. None if nothing is stored."""
         entry = self.read(key + ENTRY, Entry)
         if entry is None or any(graph.file not in entry.files for graph in entry.graphs.values()):
             return None
         return {name: graph_of(stored, entry) for name, stored in entry.graphs.items()}
 
     def store(self, key: str, graphs: Graphs) -> None:
-        """Keep `graphs` under `key`. Errors of the disk are ignored: the cache is optional."""
+        """Store `graphs` under `key`. Disk errors are ignored, because the cache is optional."""
         first = next(iter(graphs.values()))
         entry = Entry(
             runtime=first.runtime,

@@ -78,7 +78,7 @@ class SecretSum:
         return step == self.step and device in self._asked
 
     def take_shares(self, device: str, shares: dict[str, str]) -> bool:
-        """Take what `device` sends to its neighbours. Returns False if the receivers differ."""
+        """Take the shares of `device` for its neighbours. Returns False if receivers are wrong."""
         if set(shares) != set(self.group.neighbours(device)):
             return False
         if device not in self._answered:

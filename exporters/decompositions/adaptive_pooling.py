@@ -139,7 +139,7 @@ def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]
 
 
 def one_hot(positions: list[int], size: int, x: Tensor) -> Tensor:
-    """Matrix (count, size) with a 1 at each row's position; a row of position -1 has only zeros."""
+    """Matrix (count, size) with a 1 at each row's position. A row for position -1 is zero."""
     rows = [[1.0 * (position == column) for column in range(size)] for position in positions]
     return constant(rows, dtype=x.dtype)
 

@@ -131,7 +131,7 @@ def _recorded_objective(function: Loss, reference: str, form: OutputForm) -> Obj
 
 
 class Unusable(Tensor):
-    """An output that cannot be passed to a loss. A loss may receive it, but not compute with it."""
+    """An output with which a loss cannot compute. The loss may still receive it."""
 
     reason: Mapping[str, str]
 
@@ -248,7 +248,7 @@ class Reduced(nn.Module):
         return tuple(results)
 
     def returned(self, named: Mapping[str, Tensor], packed: Tensor) -> Any:
-        """What the function returns for the outputs `named`, in the model's own form."""
+        """The result of the function for the outputs `named`, passed in the model's own form."""
         parts = getattr(self.function, ATTRIBUTE)
         labels = unpack(packed, parts) if in_files(parts) else None
         hidden = self.outputs.in_one_mode

@@ -132,7 +132,7 @@ class CtcCalls(TorchFunctionMode):
 
 
 def calls_ctc(run: Callable[[], object]) -> bool:
-    """Whether `run` calls `ctc_loss`. Its errors are ignored: the check itself meets them again."""
+    """Whether `run` calls `ctc_loss`. Errors of `run` are ignored: the check reports them."""
     calls = CtcCalls()
     with suppress(Exception), as_on_devices(), calls:
         run()

@@ -140,7 +140,7 @@ class Order:
                     yield from self.uses(result)
 
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
-        """Make the node that computes `new` depend on the nodes `late`; False if impossible."""
+        """Make the node that computes `new` depend on the nodes `late`. False if impossible."""
         end = new.producer()
         assert end is not None
         index = next((n for n, v in enumerate(end.inputs) if is_like(v, new)), None)

@@ -202,7 +202,7 @@ def finish_scans(model: ir.Model) -> None:
 
 
 def set_direction(scan: ir.Node, backward: bool) -> None:
-    """Let `scan` run from the last step of its sequences if `backward`, else from the first."""
+    """If `backward` is set, let `scan` run from its sequences' last step, else from the first."""
     inputs = scan.attributes["num_scan_inputs"].as_int()
     outputs = len(scan.outputs) - (len(scan.inputs) - inputs)
     for kind, count in (("input", inputs), ("output", outputs)):

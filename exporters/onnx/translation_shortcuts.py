@@ -26,7 +26,7 @@ signature_of_schema = OpSignature.from_op_schema
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
-    """Speed up torch.onnx for traced graphs: the translation takes less than half of the time.
+    """Speed up torch.onnx for traced graphs: a translation takes less than half of the time.
 
     These graphs have only core operators, so torch.onnx needs no table of decompositions. Their
     nodes store example values, so torch.onnx does not have to run the nodes to find types. The

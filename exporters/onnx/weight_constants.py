@@ -30,7 +30,7 @@ def hold_weights(
     Tensors whose names are in `int8` become 8-bit integers with scales.
 
     Returns:
-        Names of values that the model does not compute any more.
+        Names of values that the model no longer computes.
     """
     inputs = [value for value in model.graph.input if value.name not in tensors]
     del model.graph.input[:]
@@ -51,7 +51,7 @@ def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
     """Let `model` compute the value `name` from the integers and scales of `weight`.
 
     Returns:
-        Names of values that the model does not compute any more.
+        Names of values that the model no longer computes.
     """
     graph = model.graph
     q, scale = to_int8(weight)

@@ -47,7 +47,7 @@ def use_first_names(graph: GraphModule, tensors: Mapping[str, Tensor]) -> None:
     """Let `graph` read each of the model's `tensors` by its first name.
 
     If a tensor has several names, torch records the last name. If the model reads a parameter from
-    a Python list or dictionary, or from a module in such a container, torch records a constant.
+    a Python list or dictionary, or from a module in a list or dictionary, torch records a constant.
     """
     read = graph.graph.find_nodes(op="get_attr")
     others = {name: attribute(graph, name) for name in constants_of(graph) if name not in tensors}
@@ -65,10 +65,10 @@ def constants_of(graph: GraphModule) -> list[str]:
 def clean_up(graph: GraphModule) -> None:
     """Remove guards, checks, batch counters, dropouts of rate 0 and empty parts of concatenations.
 
-    Memory that the model reserves starts as zeros.
-    Zero states of recurrent layers take the type of the weights, so that the graph also runs in
-    float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth, as the
-    library `transformers` writes it, becomes a random draw, as in other libraries.
+    Memory that the model reserves is filled with zeros. Zero states of recurrent layers get the
+    type of the weights, so that the graph also runs in float64. Dropout between recurrent layers
+    becomes a separate operator. Stochastic depth in the form of the library `transformers` becomes
+    a random draw, as in other libraries.
     """
     fill_with_zeros(graph)
     draw_kept_paths(graph)
@@ -109,7 +109,7 @@ def is_steep(node: Node) -> bool:
 def select_positive(graph: GraphModule, relu: Node) -> None:
     """Let the node `relu` select positive elements.
 
-    The gradient of relu is a product with a mask, and zero times infinity is not a number.
+    The gradient of relu would be a product with a mask, and zero times infinity is not a number.
     """
     with graph.graph.inserting_before(relu):
         positive = graph.graph.call_function(aten.gt.Scalar, (relu.args[0], 0))
@@ -120,8 +120,8 @@ def select_positive(graph: GraphModule, relu: Node) -> None:
 def fill_with_zeros(graph: GraphModule) -> None:
     """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
-    In the graph, filling becomes a copy, and this copy would read the reserved memory. Random draws
-    do not read the reserved memory, so they are not changed.
+    In the graph, filling becomes a copy, and this copy would read the reserved memory. If a random
+    draw fills the memory, nothing is changed, because draws do not read it.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
@@ -134,7 +134,7 @@ def fill_with_zeros(graph: GraphModule) -> None:
 
 
 def draw_kept_paths(graph: GraphModule) -> None:
-    """Replace floor(rand + keep) by the same random draw: 1 with the probability keep, else 0."""
+    """Replace floor(rand + keep) by an equal random draw: 1 with the probability keep, else 0."""
     for floor in graph.graph.find_nodes(op="call_function", target=aten.floor.default):
         (added,) = floor.args
         if added.target is not aten.add.Tensor or added.kwargs or len(added.users) > 1:
@@ -193,7 +193,7 @@ def is_own_tensor(value: Any) -> bool:
 
 
 def detached(graph: GraphModule, value: Any) -> Any:
-    """Return a new node that detaches the tensor `value`; any other value unchanged."""
+    """Return a new node that detaches the tensor `value`. Other values are returned unchanged."""
     if not isinstance(value.meta.get("val"), Tensor):
         return value
     node = graph.graph.call_function(aten.detach.default, (value,))
@@ -202,7 +202,7 @@ def detached(graph: GraphModule, value: Any) -> Any:
 
 
 def skip_empty(node: Node) -> None:
-    """Remove empty tensors (0,) from the concatenation `node`; key caches start with them."""
+    """Remove empty tensors (0,) from the concatenation `node`. Key caches start with these."""
     tensors: Any = node.args[0]
     full = [tensor for tensor in tensors if not is_empty(tensor.meta["val"])]
     if len(full) == 1:
@@ -220,8 +220,8 @@ def is_empty(value: Tensor) -> bool:
 def fix_eps(norm: Node) -> None:
     """If the root mean square norm `norm` has no `eps`, give it the `eps` of float32.
 
-    By default, PyTorch uses the `eps` of the number type. In float64, the same norm would then give
-    other results.
+    By default, PyTorch uses the `eps` of the number type. So in float64, the same norm would give
+    different results.
     """
     value, sizes, weight, eps = (*norm.args, None, None)[:4]
     if eps is None and "eps" not in norm.kwargs:
@@ -266,7 +266,7 @@ def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
 
 
 def only_counts(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` adds to an integer buffer, and only such additions read this buffer."""
+    """Whether `node` adds to an integer buffer that only such additions read."""
     counts, counter = is_batch_counter(graph, node), node
     while counts and counter.op != "get_attr":
         counter = counter.args[0]  # type: ignore[assignment]
@@ -289,7 +289,7 @@ def is_batch_counter(graph: GraphModule, node: Node) -> bool:
 
 
 def fold_double_constants(graph: GraphModule) -> None:
-    """Replace values of other types by constants if they depend only on float64 constants.
+    """Replace values of other types by constants, if they depend only on float64 constants.
 
     A device computes in float32, and TFLite has neither float64 nor bytes. But code such as
     `torch.tensor(numpy_array).float()` needs float64 only to make a constant, and the causal mask
@@ -363,7 +363,7 @@ INDEXES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
     """Replace constant masks in indexes, as in `x[:, ~eye]`, by the positions where they are true.
 
-    The size of the result is then fixed; with a mask, it would not be known.
+    With positions, the size of the result is fixed. With a mask, it would not be known.
     """
     for node in list(graph.graph.nodes):
         if node.target not in INDEXES or node in known:
@@ -385,10 +385,10 @@ def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
 
 
 def known_values(graph: GraphModule) -> dict[Node, Any]:
-    """Compute the nodes that depend on constants alone, if a number or a size depends on them.
+    """Compute the nodes that depend only on constants, if a number or a size depends on them.
 
-    Weights and other float tensors of the state do not count as constants. Returns the value of
-    each node.
+    Weights and other float tensors of the state are not constants here. Returns the value of each
+    computed node.
     """
     needed = set[Node]()
     for node in reversed(graph.graph.nodes):
@@ -420,7 +420,7 @@ def is_short(node: Node) -> bool:
 def selects(node: Node) -> bool:
     """Whether the size of the result of `node` depends on values, as for `torch.unique`.
 
-    If the values are constants, the size is fixed, but only recording knows it.
+    If the values are constants, the size is fixed, but it is known only during recording.
     """
     target = node.target
     return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
@@ -448,5 +448,5 @@ def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
 
 
 def is_wide(value: Tensor) -> bool:
-    """Whether `value` has a type that devices lack, such as float64, bfloat16, bytes or complex."""
+    """Whether `value` has a type that devices do not have: float64, bfloat16, bytes or complex."""
     return value.dtype in (*OTHER_FLOATS, *BYTES) or value.is_complex()

@@ -1,4 +1,4 @@
-"""Checks of a model and its graph: can it be split and trained? Errors name the cause."""
+"""Checks whether a model and its graph can be split and trained. Errors name the cause."""
 
 import operator
 import re
@@ -51,8 +51,8 @@ def check_parameters(model: nn.Module) -> None:
     """Check that families can split and train all parameters and buffers of `model`.
 
     Raises:
-        ModelError: A layer has no weight or is not supported; a tensor is lazy, empty, sparse, not
-            float32, not finite or has an invalid name; two parameters are in the same memory; or
+        ModelError: A layer has no weight or is not supported. A tensor is lazy, empty, sparse, not
+            float32 or not finite, or has an invalid name. Two parameters are in the same memory. Or
             no parameter is trained.
     """
     for name in (*model._modules, *model._parameters, *model._buffers):
@@ -251,12 +251,12 @@ def check_output(output: object, batch: object) -> None:
 
 
 def name_batch(text: str) -> str:
-    """Replace torch's symbol for the batch size, for example s77, by `batch` in `text`."""
+    """In `text`, replace torch's symbol for the batch size, for example s77, by `batch`."""
     return re.sub(r"\bs\d+\b", "batch", text)
 
 
 def check_sizes(graph: GraphModule) -> None:
-    """Raise ModelError if the size of a tensor depends on anything but the batch size."""
+    """Raise ModelError if the size of a tensor depends on anything except the batch size."""
     for node in graph.graph.nodes:
         value = node.meta.get("val")
         sizes = value.shape if isinstance(value, Tensor) else ()
@@ -291,7 +291,7 @@ def check_vmap(graph: GraphModule) -> None:
 def check_operators(graph: GraphModule) -> None:
     """Raise ModelError for operators that cannot be exported, such as torch.cond.
 
-    The error says why.
+    The error states the reason.
     """
     for node in graph.graph.nodes:
         value, place = node.meta.get("val"), source_lines.place_of_node(node)
@@ -352,7 +352,7 @@ def reads_number(place: str) -> ModelError:
 
 
 def argument(node: Node, name: str) -> object:
-    """The argument `name` of the operator that `node` calls; None if it is missing."""
+    """The argument `name` of the operator that `node` calls. None if the argument is missing."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     for index, declared in enumerate(node.target._schema.arguments):
@@ -362,9 +362,9 @@ def argument(node: Node, name: str) -> object:
 
 
 def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
-    """Raise ModelError for random numbers without a seed, and for dropouts in a prediction.
+    """Raise ModelError if there are random numbers without a seed, or dropouts in a prediction.
 
-    A training step has a seed for dropouts and uniform numbers. A prediction has fixed numbers.
+    A training step has a seed for dropouts and uniform numbers. A prediction uses fixed numbers.
     """
     for node in training.graph.nodes:
         if node.target not in (*SEEDED, UNIFORM) and draws(node):
@@ -406,7 +406,7 @@ def draws(node: Node) -> bool:
 
 
 def drawn_by(node: Node) -> dict[str, str]:
-    """The operator of a draw, its layer and its line, as an error shows them."""
+    """The operator, the layer and the line of a draw, as text for an error."""
     layer, line = module_of(node), source_lines.line_of_node(node)
     return {
         "operator": str(node.target),
@@ -419,7 +419,7 @@ def drawn_by(node: Node) -> dict[str, str]:
 def check_writes(training: GraphModule, inference: GraphModule, kept: Collection[str]) -> None:
     """Raise ModelError if the model changes one of its tensors that must stay unchanged.
 
-    In training, the model may change the tensors in `kept`. In a prediction, it may change none.
+    In training, the model may change the tensors in `kept`. In a prediction, it may not change any.
     """
     check_training_writes(training, kept)
     for node in filter(keeps_new_value, inference.graph.nodes):

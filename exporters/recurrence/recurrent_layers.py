@@ -30,7 +30,7 @@ RECURRENT = tuple(STEPS)
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer in one direction: w_x (gates * n, i), w_h (gates * n, n), two biases or none."""
+    """One layer in one direction: w_x (gates * n, i), w_h (gates * n, n), and 0 or 2 biases."""
 
     step: str
     w_x: Tensor
@@ -43,8 +43,8 @@ class Cell:
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the layer over x (T, i, B), starting from states (n, B).
 
-        `mask` is empty, or has one tensor (T, 1, B) with 1 for the steps of each sample, else 0.
-        Returns the hidden states of all steps (T, n, B), and the list of the last states.
+        `mask` is empty or has one tensor (T, 1, B). It is 1 for the steps that a sample has, else
+        0. Returns the hidden states of all steps (T, n, B), and the list of the last states.
         """
         biases = [bias.unsqueeze(1) for bias in self.biases]
         # A GRU multiplies its second bias by r, so that the two cannot be added beforehand.
@@ -114,7 +114,7 @@ def lstm_projections() -> ExportError:
 
 
 def reshape(view: Any, x: Tensor, size: Sequence[int]) -> Tensor:
-    """Reshape `x` like `view`, which may fail for the memory layout of a loop's results."""
+    """Reshape `x`. `view` may fail for the memory layout of a loop's results."""
     return x.reshape(size)
 
 

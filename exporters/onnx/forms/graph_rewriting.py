@@ -41,7 +41,7 @@ def keeps_order(model: ir.Model) -> bool:
 
 
 def typed_attribute(name: str, value: object) -> object:
-    """Return `value` as an attribute if it is a sequence of integers, and otherwise unchanged.
+    """Return a sequence of integers as an attribute, and any other value unchanged.
 
     onnx_ir infers the type of a sequence slowly, because it first compares the sequence with
     protocols.

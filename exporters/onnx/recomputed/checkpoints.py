@@ -159,6 +159,6 @@ def peak_of(nodes: int, alive: Liveness) -> int:
 
 
 def near_least(figures: Mapping[frozenset[str], float]) -> list[frozenset[str]]:
-    """Return the keys with nearly the smallest figures (see `ENOUGH`), in their old order."""
+    """Return the keys with nearly the smallest figures (see `ENOUGH`). Keeps their order."""
     limit = ENOUGH * min(figures.values())
     return [names for names, figure in figures.items() if figure <= limit]

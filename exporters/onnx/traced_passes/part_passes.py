@@ -78,7 +78,7 @@ def concatenate_parts(graph: GraphModule) -> None:
 
 
 def move_before_concatenating(graph: GraphModule) -> None:
-    """If parts have size 1 along the axis that joins them, move their axes before joining them."""
+    """If parts have size 1 along the axis that joins them, move their axes first."""
     for node in reversed(graph.graph.nodes):
         if node.target not in MOVERS:
             continue

@@ -1,4 +1,4 @@
-"""Branches of a model on values or random draws: the graph computes all, and values choose one.
+"""Records branches on values or random draws: the graph computes all, and values select one.
 
 Start with `decisions.py`.
 """
