@@ -138,7 +138,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     in_place: tuple[str, ...] = ()
 
     def overwritten(self) -> dict[str, str]:
-        """Maps each output of `in_place` to the input that it may overwrite."""
+        """Map each output of `in_place` to the input that it may overwrite."""
         inputs = {port.state: port.name for port in self.inputs if port.state is not None}
         return {
             port.name: inputs[port.state]

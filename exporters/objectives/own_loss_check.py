@@ -142,8 +142,8 @@ def calls_ctc(run: Callable[[], object]) -> bool:
 def trains(loss: Measure, output: Tensor, labels: Sequence[Part]) -> bool:
     """Whether `loss` has a gradient for some random outputs in the shape of `output`.
 
-    A loss, for example a hinge loss, may have no gradient for `output` but a gradient for other
-    outputs.
+    A loss, for example a hinge loss, may have no gradient for the values of `output` but a gradient
+    for other values.
     """
     generator = torch.Generator().manual_seed(0)
     others = torch.randn(WIDE, *output.shape[1:], generator=generator).requires_grad_()

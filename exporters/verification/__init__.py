@@ -1,1 +1,1 @@
-"""Verifies exported graphs: the results of autograd, traced graph and runtime must agree."""
+"""Verifies exported graphs: PyTorch's autograd, the traced graph and the runtime must agree."""
