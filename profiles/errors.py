@@ -51,7 +51,7 @@ class EdgeTailorError(Exception):
             `docs/reference/errors.md`.
         code: A stable name for programs, for example `spec.unknown-family`.
             `docs/reference/errors.md` lists all codes.
-        values: The values that the message names, in types that JSON can hold.
+        values: The values that the message names, in types that JSON can represent.
         exit_code: The exit code of a command that ends with this error.
 
     Examples:

@@ -154,7 +154,7 @@ def check_samples(
     dtype: Dtype = "float32",
     limit: int | None = None,
 ) -> None:
-    """Check that samples without labels fit a model. The arguments are those of `check_arrays`.
+    """Check that samples without labels fit a model. `check_arrays` describes the arguments.
 
     Raises:
         DataError: The type, the shape, the number of samples or a value does not fit the model.

@@ -63,8 +63,9 @@ class SecureSending(NamedTuple):
         """Add the update in the state folder to the sum of the round of `work`.
 
         Returns:
-            Whether the update is in the sum, as far as the device knows. If it is not, because the
-            coordinator repeats the sum after the masked update was sent, the device trains again.
+            Whether the update is in the sum, as far as the device knows. If the coordinator repeats
+            the sum after the masked update was sent, the result is False, and the device trains
+            again.
 
         Raises:
             RefusedError: The round continued without this device.

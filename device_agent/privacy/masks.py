@@ -52,7 +52,7 @@ def pair_mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def own_mask_key(seed: bytes, context: bytes) -> bytes:
-    """The key of the mask that one device adds alone."""
+    """The key of the mask that only one device adds."""
     return _derived(seed, context, _OWN_MASK)
 
 

@@ -43,7 +43,7 @@ class BenchRow:
 
 
 def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
-    """The bundles in `places`, and those directly inside the folders in `places`, sorted by name.
+    """The bundles in `places` and directly inside the folders in `places`, sorted by name.
 
     Raises:
         InputError: A folder is not a bundle and has no bundles in it.

@@ -60,7 +60,7 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
 
 
 def measure_speed(threads: int, length_s: float) -> Calibration:
-    """Run `calibrate_speed_process`, and log what it prints."""
+    """Run `calibrate_speed_process`, and log the messages that it prints."""
     command = [sys.executable, "-m", "device_agent.profiling.calibrate_speed_process"]
     with (
         tempfile.TemporaryFile() as errors,

@@ -78,7 +78,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
 
     Args:
         runtime: Name of the runtime in the manifest.
-        graph: The file that holds the signature.
+        graph: The file with the signature.
         signature: Name of the signature.
         threads: Number of threads; 0 means one for each core.
 

@@ -72,7 +72,7 @@ def governor(root: Path = SYS) -> str | None:
 
 
 def clock_hz(root: Path = SYS) -> int | None:
-    """Current clock of the fastest core: measured by the hardware, or else set by the kernel."""
+    """Current clock of the fastest core, measured by the hardware or, if not, set by the kernel."""
     # cpuinfo_cur_freq is measured, but on many kernels only root can read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
         clocks = [number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]

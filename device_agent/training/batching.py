@@ -93,7 +93,7 @@ def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
         classes: Number of classes.
 
     Returns:
-        A float32 array (classes,): 1 for a class that occurs, 0 for the others.
+        A float32 array (classes,): 1 for a class that occurs, 0 for all other classes.
     """
     occurs = np.zeros(classes, bool)
     for rows in row_slices(samples):

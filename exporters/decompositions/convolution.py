@@ -156,7 +156,7 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dW as one convolution. Its image is the one of `x` and `grad` that has fewer channels.
+    """dW as one convolution. Its image is `x` or `grad`. The one with fewer channels is used.
 
     Runtimes copy the image window by window into a matrix. The size of this matrix is the size of
     the image times the number of kernel elements.

@@ -9,7 +9,7 @@ aten = torch.ops.aten
 
 
 def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
-    """Remove those axes in `dims` that have size one."""
+    """Remove the axes in `dims` that have size one."""
     axes = {dim % x.dim() for dim in dims}
     return x.reshape([n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
@@ -84,7 +84,7 @@ def scatter_reduce(
 def masked_write(
     x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Write one value into `x` where a mask is true. The mask covers the first axes of `x`.
+    """Write one value at all positions of `x` at which a mask over the first axes is true.
 
     Returns NotImplemented for other indices.
     """

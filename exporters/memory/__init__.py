@@ -1,4 +1,4 @@
-"""The memory that a graph needs, computed from the graph alone.
+"""Computes the memory that a graph needs, without running the graph.
 
 Start with `onnx_footprint.py`. `liveness.py` computes when each tensor is alive (in memory), and
 which outputs take no additional memory. `onnx_arena.py` replays the allocator of ONNX Runtime.

@@ -1,4 +1,4 @@
-"""The peak memory of one run of an ONNX graph in the agent, computed from the graph alone."""
+"""Computes the peak memory of one run of an ONNX graph in the agent, without running it."""
 
 import math
 from collections.abc import Callable

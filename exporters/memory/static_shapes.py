@@ -56,7 +56,7 @@ def folded(model: ir.Model) -> ir.Model:
 
 
 def inferred(model: ir.Model) -> ir.Model:
-    """Return a copy of `model` whose shapes are only those that onnx infers."""
+    """Return a copy of `model` that has only the shapes that onnx infers."""
     again = ir.to_proto(model)
     del again.graph.value_info[:]
     return ir.from_proto(with_shapes(again))

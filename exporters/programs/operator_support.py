@@ -1,4 +1,4 @@
-"""The table of operators that can be exported with a training step, and of those that cannot.
+"""The table of operators that can be exported with a training step, and of other operators.
 
 `edgetailor export --list-operators` prints this table, and docs/reference/operators.md contains it.
 Each row has test rows with the same name. The tests compare the gradients of its operators with

@@ -85,8 +85,7 @@ def largest_constant(graph: bytes) -> int:
 
 
 class SharingBuilder(flatbuffers.Builder):  # type: ignore[misc]
-    """Stores equal vectors once. Each channel has a zero point of 8 bytes, and all these bytes are
-    zero."""
+    """Stores equal vectors once, because the zero points of all channels are 8 bytes of zeros."""
 
     def __init__(self) -> None:
         super().__init__(1 << 16)

@@ -204,7 +204,7 @@ def _unusable(value: object, rows: int | SymInt, own_loss: bool) -> str | None:
 
 
 def rows_of(value: Tensor, rows: int | SymInt) -> Rows | None:
-    """The place of a batch of `rows` samples in `value`. None unless exactly one axis has it."""
+    """The axis of a batch of `rows` samples in `value`. None unless exactly one axis fits."""
     if _count(value.shape[0], rows) == 1 and all(isinstance(n, int) for n in value.shape[1:]):
         return FIRST
     found = [axis for axis, size in enumerate(value.shape) if _count(size, rows)]

@@ -57,7 +57,7 @@ class RandomDraws(TorchFunctionMode):
 
 
 def generator_states(module: nn.Module) -> list[object]:
-    """The states of all generators of numpy and Python: global generators and those of `module`."""
+    """The states of all generators of numpy and Python, both global and in `module`."""
     numpys = np.random.get_state(legacy=False)
     assert isinstance(numpys, dict)
     spaces = [*map(vars, module.modules()), *map(vars, modules_of(module))]

@@ -1,4 +1,4 @@
-"""Compares the outputs and gradients of a recording with those of the recorded model."""
+"""Compares a recording with the recorded model: outputs and gradients."""
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -51,7 +51,7 @@ WIDE = 1000.0
 
 
 def check_recording(model: nn.Module, captured: Captured) -> None:
-    """Compare outputs and gradients of `model` with those of its recording, on random samples.
+    """Compare `model` with its recording on random samples: outputs and gradients.
 
     A recording contains only operators. It does not contain other code, for example a custom
     backward pass.

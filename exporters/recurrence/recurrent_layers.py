@@ -71,9 +71,9 @@ def run_recurrent_layers(
 ) -> tuple[Tensor, ...]:
     """Compute `layer`: `aten::lstm`, `aten::gru` or `aten::rnn_*`, with loops over time.
 
-    Other arguments and results are those of the ATen operator: x is (T, B, i), or (B, T, i) if
-    `batch_first`; each state is (layers * directions, B, n). The operators for packed sequences
-    also take the number of steps of each sample, (B,).
+    All other arguments and results are the same as for the ATen operator. x is (T, B, i), or (B, T,
+    i) if `batch_first` is set. Each state is (layers * directions, B, n). The operators for packed
+    sequences also take the number of steps of each sample, (B,).
 
     Raises:
         ExportError: The LSTM has projections.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst value (the one with the largest error) of all signatures.
+    """The value with the largest error among all signatures.
 
     Attributes:
         error: The relative error of this value.

@@ -20,8 +20,8 @@ The rule for one or more signatures that are open at the same time:
 
 - `session` is the code and tables of the runtime. Each process loads them only one time.
 - `state` (weights, optimizer state, buffers) is shared by the signatures, so each tensor counts
-  once. A tensor of a personal model counts twice: until the round ends, the device also keeps the
-  personal model as it was before the round.
+  once. A tensor of a personal model counts twice: until the round ends, the device keeps a copy of
+  the personal model from before the round.
 - An output that is written over the old state takes no additional memory, so it does not count.
 - Only one signature runs at a time. So inputs (without state) and outputs count for only one
   signature, the signature with the largest sum.
@@ -86,7 +86,7 @@ from files, so a limit on the process's own data does not count them."""
 class SignatureMemory:
     """Bytes of one open signature.
 
-    `inputs` and `outputs` are those of one run. `state` is the part of `inputs` that is the
+    `inputs` and `outputs` are bytes for one run. `state` is the part of `inputs` that is the
     device's state. `kept` is the rest of the session's memory: arena, nodes, and further copies of
     inputs and outputs.
     """
@@ -117,7 +117,7 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
 def run_growth(
     runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int, over: int = 0
 ) -> int:
-    """The growth while one signature is open alone. Manifests store it as `peak_bytes`.
+    """The growth while only one signature is open. Manifests store it as `peak_bytes`.
 
     Args:
         runtime: The overhead of the runtime that runs the graph.

@@ -1,4 +1,4 @@
-"""The work of a round, and what a device reports about it."""
+"""The work of a round, and the reports of a device about this work."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

@@ -135,7 +135,7 @@ class BlockedLayout(BlockedValues):
         return False
 
     def keep(self, node: Node) -> None:
-        """Keep `node` as it is, with plain inputs."""
+        """Keep `node` unchanged, with plain inputs."""
         for index, value in enumerate(node.inputs):
             if value is not None:
                 node.replace_input_with(index, self.plain(value))

@@ -280,9 +280,9 @@ def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
 
     Usually, rows of b channels are gathered in one pass, with several threads. If rows are short,
     two passes take less time. The first pass gathers whole parts (N, O / b, strips, h * W * b). In
-    the second pass, the runtime merges b parts row by row, as it merges blocks of channels. If a
-    half has too few samples to fill its blocks, the last sample is repeated. For the repeated
-    samples the image has zeros, so the sums do not change.
+    the second pass, the runtime merges b parts row by row, with its operator for blocks of
+    channels. If a half has too few samples to fill its blocks, the last sample is repeated. For the
+    repeated samples the image has zeros, so the sums do not change.
     """
     moved = gradient.moved
     b, batch = layout.block, dims_of(moved)[0]

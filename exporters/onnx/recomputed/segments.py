@@ -100,7 +100,7 @@ class Segments:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """The cuts whose checkpoints are at most as large as those of both neighbouring cuts."""
+        """The cuts with checkpoints that are at most as large as at both neighbouring cuts."""
         numbers = range(1, len(self.forward.nodes))
         widths = self.widths
         return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]

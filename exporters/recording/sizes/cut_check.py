@@ -34,7 +34,7 @@ def check_cuts(model: nn.Module, captured: Captured) -> None:
 
 
 def padded_batches(captured: Captured, ahead: bool) -> Iterator[Tensor]:
-    """Random samples for each axis, with zeros added on it, `ahead` or at the end."""
+    """Random samples, once for each axis: zeros fill the start (`ahead`) or the end of the axis."""
     generator = torch.Generator().manual_seed(0)
     axes = () if captured.parts else range(1, len(captured.sample_shape) + 1)
     for axis in axes:
