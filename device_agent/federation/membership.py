@@ -74,9 +74,9 @@ def join(
 ) -> Identity:
     """Enrol this device with a coordinator.
 
-    If the device has already joined this coordinator with this token, usually nothing changes. In
-    two cases the device joins again with its present key: if the coordinator no longer knows the
-    device, or if the token names a coordinator key that the device does not trust.
+    If the device has already joined this coordinator with this token, usually nothing changes. If
+    the coordinator no longer knows the device, the device joins again with its present key. It also
+    does so if the token names a coordinator key that the device does not trust.
 
     Args:
         url: The coordinator's URL.

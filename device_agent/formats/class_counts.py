@@ -39,9 +39,10 @@ def worst_class(counts: ClassCounts) -> int | None:
     """The class with the lowest accuracy, if this accuracy is far below the mean; else None.
 
     A class is far below the mean if two conditions hold. First, its accuracy is lower than the mean
-    by more than FAR. Second, chance does not explain this difference: if each label of the class
-    were predicted correctly with a probability equal to the mean accuracy, so few correct
-    predictions would have a binomial probability below CHANCE divided by the number of classes.
+    by more than FAR. Second, chance does not explain this difference. To test this, assume that
+    each label of the class is predicted correctly with a probability equal to the mean accuracy.
+    Under this assumption, the binomial probability of so few correct predictions must be below
+    CHANCE divided by the number of classes.
 
     Examples:
         >>> worst_class([(100, 95), (100, 90), (100, 40)])

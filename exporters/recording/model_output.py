@@ -133,8 +133,8 @@ SINGLE = OutputForm(())
 def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) -> OutputForm:
     """Find the outputs in the value that a model returns for a batch of `rows` samples.
 
-    An output whose first axis is not the batch is left out, with two exceptions: no other output
-    has a batch, or the user's own loss takes everything that the model returns.
+    An output whose first axis is not the batch is left out. There are two exceptions: if no other
+    output has a batch, or if the user's own loss takes everything that the model returns.
 
     Examples:
         >>> x = torch.zeros(5, 3)

@@ -198,9 +198,9 @@ class Method(Struct, frozen=True, kw_only=True):
     """How the figures were measured.
 
     If `source` is `profile`, each phase was measured in a separate process. If it is `training`,
-    the training of a round was measured. The figures come from `runs` runs. The `warm_up_runs` runs
-    before do not count. `threads` 0 means one for each core. `arena` describes the memory settings
-    of the runtime.
+    the training of a round was measured. The figures come from `runs` runs. The `warm_up_runs`
+    earlier runs do not count. `threads` 0 means one for each core. `arena` describes the memory
+    settings of the runtime.
     """
 
     source: Literal["profile", "training"]

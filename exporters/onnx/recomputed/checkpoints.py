@@ -45,8 +45,8 @@ class KeepCheckpoints(InPlacePass):
     change, because a copy computes the same value from the same inputs.
 
     In the file, the node of a copy follows the original node directly. The copy still runs late,
-    when the backward pass has reached it, because ONNX Runtime does not follow the order of the
-    file: it starts from the outputs, and visits the last inputs of each node first.
+    when the backward pass has reached it. The reason is that ONNX Runtime does not follow the order
+    of the file: it starts from the outputs, and visits the last inputs of each node first.
 
     If no copy saves enough memory for the additional work, or if a size is not known, the graph
     does not change.

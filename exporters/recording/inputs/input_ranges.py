@@ -29,10 +29,10 @@ def set_input_range(
 ) -> Model:
     """Set the range of the numbers in the samples of `model`. Random samples are drawn from it.
 
-    Use this before `split` in two cases: the model uses numbers of its samples as ids, for example
-    for an embedding, or it fails on some numbers, for example on negative numbers. Recording,
-    verification and the profiles of devices run on random samples. Without a range, random samples
-    are standard normal.
+    Use this before `split` in two cases. In the first case, the model uses numbers of its samples
+    as ids, for example for an embedding. In the second case, it fails on some numbers, for example
+    on negative numbers. Recording, verification and the profiles of devices run on random samples.
+    Without a range, random samples are standard normal.
 
     Args:
         model: The model. Copies of the model also have the range.
