@@ -2,10 +2,9 @@
 
 Start with `federation/round_loop.py` (a device in a federation) or
 `training/standalone_training.py` (one round without a coordinator). Each subpackage imports only
-from those to its right:
-cli > service, doctor > federation > client, inference, profiling > training > data, runtime >
-system > formats.
-torch, onnx, `exporters` and `toolkit` may not be imported anywhere in this package.
+from the subpackages to its right: cli > service, doctor > federation > client, inference, profiling
+> training > data, runtime > system > formats. This package may not import torch, onnx, `exporters`
+or `toolkit`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Formats of log lines for people and for programs, and the handler with which commands write them.
+"""Formats log lines for people and for programs. Commands write the lines with a handler from here.
 
 The project's modules only call `logging.getLogger(__name__)`. A command shows their messages with
 `show_logs`, and hides the messages of other packages with `quieten_others`.
@@ -104,7 +104,7 @@ def show_logs(
 ) -> Iterator[None]:
     """Write the log messages of this project's packages while the block runs.
 
-    While a nested block runs, its handler replaces that of the outer block.
+    While a nested block runs, its handler replaces the handler of the outer block.
 
     Args:
         write: Takes each formatted line, without a line break at its end.
@@ -129,10 +129,10 @@ def show_logs(
 
 
 def quieten_others() -> None:
-    """From now on, hide other packages' warnings, and their log messages below level ERROR.
+    """From now on, hide the warnings of other packages, and their log messages below ERROR.
 
-    Commands and their child processes call this. Messages of the user's own modules stay, and so
-    do warnings that were asked for (`python -W`, PYTHONWARNINGS).
+    Commands and their child processes call this. Messages of the user's own modules stay visible.
+    Warnings that the user enabled (`python -W`, PYTHONWARNINGS) also stay visible.
     """
     # Filter before all handlers: some packages have their own handlers, and a user's model may
     # configure the root logger, which would show every package's messages.

@@ -30,16 +30,16 @@ def bundle_files(
 
     Args:
         program: The program of a submodel.
-        graphs: The graph of every signature. Tensors that a graph holds as constants are left out
-            of the weights, the ports and the table of tensors.
+        graphs: The graph of every signature. If a graph contains a tensor as a constant, the tensor
+            is left out of the weights, the ports and the table of tensors.
         values: Every stored tensor of the program, by name.
-        base: Fingerprint of the global model that `values` were cut from.
+        base: Fingerprint of the global model from which `values` were cut.
 
     Returns:
         The content of each file, by file name.
 
     Raises:
-        ExportError: A value has another shape or type than the program says.
+        ExportError: The shape or type of a value differs from the program.
     """
     held = frozenset[str]().union(*(graph.held for graph in graphs.values()))
     tensors = tuple(entry for entry in program.tensors if entry.name not in held)
@@ -103,7 +103,7 @@ def bundle_files(
 def peak_bytes(graph: Graph, batch: int) -> int | None:
     """Predict the memory peak of a run on `batch` samples, in bytes.
 
-    Returns the largest peak among the plain and the blocked forms of the graph; None if shapes
+    Returns the largest peak of the plain and the blocked forms of the graph, or None if shapes
     depend on the data. The blocked forms must have been made for `batch` samples.
     """
     footprints = [figures_of(graph, batch).footprint]
@@ -113,7 +113,7 @@ def peak_bytes(graph: Graph, batch: int) -> int | None:
 
 
 def winograd_peak_bytes(graph: Graph) -> int | None:
-    """Predict the memory peak of the Winograd form on the batch for which it was made, in bytes.
+    """Predict the memory peak of the Winograd form in bytes, on the batch for which it was made.
 
     Returns None if the graph has no such form, or if shapes depend on the data.
     """

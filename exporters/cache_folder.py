@@ -1,4 +1,4 @@
-"""The cache folder, which keeps exported graphs and the costs of submodels."""
+"""The cache folder. It stores exported graphs and the costs of submodels."""
 
 import os
 from pathlib import Path

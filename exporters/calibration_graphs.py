@@ -1,8 +1,8 @@
 """The graphs that a device runs to calibrate itself.
 
-These graphs ship in `device_agent/profiling/calibration_graphs`. Each graph holds operators of
-training steps. Its sizes are symbolic; the agent chooses them. The name of a node says which kind
-of work it is (`profiles/cost_model/workload.py`), followed by a number if the kind occurs several
+The files are in `device_agent/profiling/calibration_graphs`. Each graph contains operators of
+training steps. Its sizes are symbolic, and the agent chooses them. The name of a node is the kind
+of its work (see `profiles/cost_model/workload.py`), followed by a number if the kind occurs several
 times. Run `python -m exporters.calibration_graphs` to write the files again.
 """
 
@@ -82,8 +82,9 @@ def single(kind: str, operator: str, axes: int, **attributes: Any) -> bytes:
 def blocked(kind: str, groups: int = 1) -> bytes:
     """A convolution in the runtime's blocked layout.
 
-    Its inputs are not reordered first, because the order of values does not change the time.
-    The kind `scaled` also adds the image `s`, as most of these convolutions do in training steps.
+    Its inputs are not brought into the layout, because the order of values does not change the
+    time. The kind `scaled` also adds the image `s`, as most of these convolutions do in training
+    steps.
     """
     inputs = dict.fromkeys(("x", "w", "s") if kind == "scaled" else "xw", 4)
     given = ["x", "w", "", "s"] if kind == "scaled" else ["x", "w"]
@@ -94,7 +95,8 @@ def blocked(kind: str, groups: int = 1) -> bytes:
 def gradient() -> bytes:
     """A graph of one matrix product.
 
-    The product is the gradient of a dense layer's weights. The graph adds 0.9 times the momentum.
+    The product is the gradient of a dense layer's weights. The graph adds the momentum, multiplied
+    by 0.9.
     """
     product = node("accumulated", "Gemm", "x w c", "y", transA=1, beta=0.9)
     return graph("accumulated", [product], {"x": 2, "w": 2, "c": 2}, {"y": 2})
@@ -103,8 +105,8 @@ def gradient() -> bytes:
 def pointwise() -> bytes:
     """All elementwise operators, on inputs of one axis.
 
-    As in a backward pass, most binary operators read one operand that was just computed and one
-    older operand.
+    As in a backward pass, most operators with two operands read one operand that was just computed
+    and one older operand.
     """
     return graph(
         "pointwise",

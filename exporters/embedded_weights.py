@@ -1,11 +1,11 @@
 """Turns frozen tensors into constants of the graph that reads them.
 
-When a runtime opens a graph, it arranges constant weights for its kernels and computes in advance
-values that depend only on constants. If weights are inputs, the runtime can do neither. With
-constants, the stages of the multi-step forward pass take half the time.
+When a runtime opens a graph, it arranges constant weights for its kernels. It also computes values
+in advance that depend only on constants. If weights are inputs, both are impossible. With constant
+weights, the stages of the multi-step forward pass take half the time.
 
-`onnx/weight_constants.py` writes the constants. Tensors that a program keeps as 8-bit integers stay
-integers in the graph.
+`onnx/weight_constants.py` writes the constants. If a program stores a tensor as 8-bit integers, the
+constants in the graph are also integers.
 """
 
 from collections import Counter
@@ -29,12 +29,12 @@ def with_constants(
 ) -> dict[str, Graph]:
     """Embed each frozen tensor that only one signature reads.
 
-    Tensors that several signatures read stay in the weights file, so that no tensor is sent twice.
-    TFLite graphs share one file and keep all of their inputs.
+    If several signatures read a tensor, it stays in the weights file, so that it is not sent twice.
+    TFLite graphs share one file, and all their inputs stay inputs.
 
     Args:
         program: The program of a submodel.
-        graphs: The graph of every signature; they are not changed.
+        graphs: The graph of every signature. This function does not change the graphs.
         values: Every stored tensor of the program, by name.
 
     Returns:
@@ -50,9 +50,10 @@ def with_constants(
 
 
 def read_alone(program: Program) -> dict[str, list[Port]]:
-    """Map each signature's name to those inputs that are frozen and read by no other signature.
+    """Map each signature's name to its frozen inputs that no other signature reads.
 
-    A program that only predicts has no weights file, so each graph holds all tensors that it reads.
+    If a program only predicts, there is no weights file, so each graph contains all tensors that it
+    reads.
     """
     predicts = program.output is not None
     frozen = {entry.name for entry in program.tensors if entry.role == "frozen" and entry.stored}

@@ -37,15 +37,15 @@ VERIFIED = set[bytes]()
 class ExportedBundle:
     """A bundle that was written to `out`.
 
-    `export` returns such a bundle. Look at `verdict` to see how far the graphs are from PyTorch.
+    `export` returns such a bundle. `verdict` shows how far the graphs are from PyTorch.
 
     Attributes:
         out: The bundle's folder.
-        verdict: What verification found; None if the bundle was not verified.
+        verdict: The result of the verification; None if the bundle was not verified.
         graphs: The graph of each signature, by signature name. As in the bundle, some frozen
             tensors are constants of these graphs.
         reused: Names of the signatures whose graphs came from the cache.
-        verified_earlier: Whether `verdict` comes only from earlier exports of the same graphs.
+        verified_earlier: Whether `verdict` comes only from earlier exports of these graphs.
     """
 
     out: Path
@@ -59,8 +59,8 @@ class ExportedBundle:
 class GraphUnit:
     """Signatures that are lowered together because they share files, and their graphs.
 
-    `key` identifies the graphs in the cache; None if they cannot be cached. `reused` says whether
-    `graphs` came from the cache.
+    `key` identifies the graphs in the cache; None if the graphs cannot be cached. `reused` tells
+    whether `graphs` came from the cache.
     """
 
     program: Program
@@ -78,16 +78,16 @@ def compile_graphs(
         program: The program of a submodel.
         report: Called with the name of each stage.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
-        cache: Whether to take graphs from the cache, and to store new graphs there. The folder is
-            `$EDGETAILOR_CACHE`, else `edgetailor` in the user's cache folder.
+        cache: Whether to take graphs from the cache and to store new graphs in it. The cache is the
+            folder `$EDGETAILOR_CACHE`, or else `edgetailor` in the user's cache folder.
 
     Returns:
         The graphs by signature name.
 
     Raises:
-        ExportError: A signature cannot be lowered (the message names signature and operator), the
-            writer's library is not installed, or the format cannot hold 8-bit weights or compute
-            activations again.
+        ExportError: A signature cannot be lowered (the message names signature and operator). Or
+            the writer's library is not installed. Or the program needs 8-bit weights or recomputed
+            activations, which the format does not have.
 
     Examples:
         >>> submodel = split(model, "low-rank:0.25", (3, 32, 32))
@@ -131,7 +131,7 @@ def compile_unit(
     file_format: Format,
     store: GraphCache | None,
 ) -> GraphUnit:
-    """Return the graphs of `signatures`, from the cache if it holds them."""
+    """Return the graphs of `signatures`, from the cache if possible."""
     part = replace(program, signatures=signatures)
     key = None if store is None else graphs_key(program, signatures, file_format)
     if store is None or key is None:
@@ -152,7 +152,7 @@ def lower(
 ) -> dict[str, Graph]:
     """Lower every signature of `program` without the cache. Raises like `compile_graphs`.
 
-    With `values`, each signature has a TFLite file of its own, which holds these tensors.
+    If `values` are given, each signature has a separate TFLite file, which contains these tensors.
     """
     if file_format == "onnx":
         return onnx_writer.compile_graphs(program, report)
@@ -201,20 +201,20 @@ def export(
         out: The bundle's folder. It must not exist unless `force` is given.
         base: Fingerprint of the global model that `values` were cut from.
         format: `onnx` for ONNX Runtime, `tflite` for LiteRT.
-        check: Whether to compare every signature with PyTorch on new random inputs first. By
-            default, two things are not compared again: graphs from the cache that passed in an
+        check: Whether to compare every signature with PyTorch on new random inputs before writing.
+            By default, two things are not compared again: graphs from the cache that passed in an
             earlier export, and operators that passed in an earlier export of this process.
         force: Whether to replace a bundle at `out`.
         report: Called with the name of each stage.
         cache: Whether to use the cache of graphs; see `compile_graphs`.
 
     Returns:
-        The bundle, what verification found and which graphs were reused.
+        The bundle, the result of the verification, and the names of the reused graphs.
 
     Raises:
-        ExportError: A signature cannot be lowered, or the format cannot hold the program.
-        VerificationError: Graph and PyTorch disagree. The bundle is kept as
-            `OUT.failed-verification`; after any other error, no file is left.
+        ExportError: A signature cannot be lowered, or the format cannot represent it.
+        VerificationError: Graph and PyTorch disagree. The bundle is stored as
+            `OUT.failed-verification`. After any other error, no file is left.
         InputError: The bundle cannot be written to `out`.
 
     Examples:
@@ -238,9 +238,9 @@ def export(
 
 
 def check_places(out: Path, *, check: bool | None = None, force: bool = False) -> None:
-    """Raise InputError unless a bundle can be written to `out`, and to `failed_place` if checked.
+    """Raise InputError unless a bundle can be written to `out` and, if checked, to `failed_place`.
 
-    Check this before lowering, which can take minutes.
+    Callers check this before they lower the graphs, which can take minutes.
     """
     check_bundle_place(out, force)
     if check is not False:
@@ -273,12 +273,12 @@ def verified_graphs(
     report: Report = silent,
     cache: bool = True,
 ) -> VerifiedGraphs:
-    """Compile a program and compare its graphs with PyTorch. Arguments are those of `export`.
+    """Compile a program and compare its graphs with PyTorch. `export` describes the arguments.
 
-    Nothing is written to `out`. If graph and PyTorch disagree, the bundle is kept beside `out`.
+    Nothing is written to `out`. If graph and PyTorch disagree, the bundle is stored beside `out`.
 
     Raises:
-        ExportError: A signature cannot be lowered, or the format cannot hold the program.
+        ExportError: A signature cannot be lowered, or the format cannot represent it.
         VerificationError: Graph and PyTorch disagree.
     """
     store = default_cache() if cache else None
@@ -328,13 +328,13 @@ def with_forms(
 ) -> dict[str, Graph]:
     """Add to each ONNX graph its other forms (blocked layouts, Winograd's method) and its figures.
 
-    Graphs that will hold constants get no other forms, so that no weight is sent twice. Their
-    figures come from `with_constants`.
+    If a graph will contain weights as constants, it gets no other forms, so that no weight is sent
+    twice. `with_constants` computes the figures of such a graph.
 
     Args:
         program: The program of a submodel.
-        graphs: The graphs of its signatures, as `compile_graphs` returns them.
-        store: The cache that may have forms and figures, and stores new forms and figures.
+        graphs: The graphs of the program's signatures, as `compile_graphs` returns them.
+        store: The cache, from which forms and figures are read and in which new ones are stored.
     """
     constants = read_alone(program)
     return {
@@ -369,7 +369,7 @@ def earlier_verdict(unit: GraphUnit, store: GraphCache | None) -> Verdict | None
 def keep_verdicts(
     units: Sequence[GraphUnit], verdicts: Sequence[Verdict], store: GraphCache | None
 ) -> None:
-    """Store the verdict of each of `units`; `verdicts` has the same order."""
+    """Store the verdict of each unit in `units`. `verdicts` has the order of `units`."""
     for unit, verdict in zip(units, verdicts, strict=True):
         if store is not None and unit.key is not None:
             store.keep_verdict(unit.key, unit.graphs, verdict)
@@ -382,7 +382,7 @@ def verify_units(
     file_format: Format,
     known: set[bytes],
 ) -> list[Verdict]:
-    """Verify each of `units` and return its verdict.
+    """Verify each unit in `units` and return the verdicts.
 
     Args:
         units: The units.
@@ -396,7 +396,7 @@ def verify_units(
 
 
 def traced(file_format: Format, signature: ProgramSignature) -> TracedGraph:
-    """Trace again a signature whose graph came from the cache."""
+    """Trace a signature again if its graph came from the cache."""
     if file_format == "onnx":
         return onnx_writer.lower(signature)[1]
     from exporters.tflite import tflite_writer

@@ -1,14 +1,15 @@
 """A folder of exported graphs, so that the second export of a program only writes weights.
 
 An entry is one file, `<key>.graphs`: the SHA-256 of the rest, then the graphs as MessagePack. A
-verdict, `<key>.verdict`, says that exactly these graphs passed verification. `<key>.figures` has
-the other forms of one ONNX graph, and its figures (memory and repeated work), for one batch size.
-The keys (see `program_identity.py`) cover everything that determines the contents, so an entry
-never expires. The least recently used files are deleted when the folder grows beyond LIMIT_BYTES.
+verdict, `<key>.verdict`, records that exactly these graphs passed verification. `<key>.figures` has
+the other forms and the figures (memory and repeated work) of one ONNX graph, for one batch size. A
+key (see `program_identity.py`) covers everything that determines the contents of an entry, so an
+entry never expires. The least recently used files are deleted when the folder grows beyond
+LIMIT_BYTES.
 
-Several processes can share the folder: files are replaced in one step. A file that is damaged or of
-another version counts as absent and is written again. The hash detects damage, not tampering: keep
-the folder as private as the sources.
+Several processes can share the folder, because files are replaced in one step. If a file is damaged
+or of another version, it is ignored and written again. The hash detects damage, but not
+manipulation. So the folder must be as private as the source code.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True):
     """The graphs of one program. Several graphs can use the same file.
 
     Attributes:
-        runtime: The runtime that the graphs are for.
+        runtime: The runtime for which the graphs were made.
         files: The content of each file, by its name.
         graphs: The graph of each signature, by the signature's name.
     """
@@ -75,20 +76,20 @@ class StoredVerdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class GraphCache:
-    """Stores graphs in `folder`, which need not exist yet."""
+    """Stores graphs in `folder`, which may not exist yet."""
 
     folder: Path
     limit_bytes: int = LIMIT_BYTES
 
     def load(self, key: str) -> dict[str, Graph] | None:
-        """The graphs that were stored under `key`, by signature name; None if there are none."""
+        """The graphs that are stored under `key`, by signature name. None if nothing is stored."""
         entry = self.read(key + ENTRY, Entry)
         if entry is None or any(graph.file not in entry.files for graph in entry.graphs.values()):
             return None
         return {name: graph_of(stored, entry) for name, stored in entry.graphs.items()}
 
     def store(self, key: str, graphs: Graphs) -> None:
-        """Keep `graphs` under `key`. Errors of the disk are ignored: the cache is optional."""
+        """Store `graphs` under `key`. Disk errors are ignored, because the cache is optional."""
         first = next(iter(graphs.values()))
         entry = Entry(
             runtime=first.runtime,
@@ -111,7 +112,7 @@ class GraphCache:
         return replace(graph, forms=stored.forms, figures=stored.figures)
 
     def keep_figures(self, graph: Graph) -> None:
-        """Keep the other forms and the figures of an ONNX `graph`."""
+        """Store the other forms and the figures of an ONNX `graph`."""
         assert graph.figures is not None
         stored = StoredFigures(dict(graph.forms), graph.figures)
         self.write(figures_key(graph.data, graph.figures.batch) + FIGURES, stored)
@@ -124,7 +125,7 @@ class GraphCache:
         return stored.verdict
 
     def keep_verdict(self, key: str, graphs: Graphs, verdict: Verdict) -> None:
-        """Note that `graphs` passed verification with `verdict`."""
+        """Store that `graphs` passed verification with `verdict`."""
         self.write(key + VERDICT, StoredVerdict(files_digest(graphs), verdict))
 
     def read(self, name: str, kind: type[T]) -> T | None:
@@ -166,7 +167,7 @@ class GraphCache:
 
 
 def graph_of(stored: StoredGraph, entry: Entry) -> Graph:
-    """The graph of one signature; its footprint is computed on demand."""
+    """The graph of one signature. The graph's footprint is computed when it is first needed."""
     data = entry.files[stored.file]
     return Graph(
         entry.runtime,

@@ -14,7 +14,7 @@ from profiles.errors import ExportError
 
 
 def figures_of(graph: Graph, batch: int) -> Figures:
-    """Return the figures of `graph` for `batch` samples. Computes them if the graph has none."""
+    """Return the figures of `graph` for `batch` samples. If the graph has none, compute them."""
     if graph.figures is not None and graph.figures.batch == batch:
         return graph.figures
     if graph.runtime != "onnx":
@@ -36,7 +36,7 @@ def forms(sized: SizedGraph) -> Iterator[tuple[str, Form]]:
 
 
 def predicted(footprint: Callable[[], Footprint]) -> Footprint | None:
-    """Return what `footprint` returns; None if shapes depend on the data."""
+    """Return the result of `footprint`, or None if shapes depend on the data."""
     try:
         return footprint()
     except ExportError:

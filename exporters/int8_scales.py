@@ -2,9 +2,9 @@
 
     w[i] = scale[i] * q[i],   -127 <= q[i] <= 127,   scale[i] = max |w[i]| / 127
 
-where i counts along the first axis of the weight. The scale is rounded up to 16 significant bits.
-Its product with an integer of 7 bits is then exact in float32, so that a graph, PyTorch and any
-other program compute the same weights to the last bit.
+Here i counts along the first axis of the weight. The scale is rounded up to 16 significant bits. So
+the product of the scale and a 7-bit integer is exact in float32, and a graph, PyTorch and any other
+program compute bit-identical weights.
 """
 
 import math
@@ -40,9 +40,9 @@ def to_int8(weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """The float32 weight that results from the integers and scales of `weight`.
+    """The float32 weight that the integers and scales of `weight` represent.
 
-    Rounding the result again does not change it.
+    If the result is rounded again, it does not change.
     """
     q, scale = to_int8(weight)
     return torch.from_numpy(q * scale)

@@ -1,8 +1,9 @@
-"""The graphs with which the join page measures a browser: single operations, and a probe.
+"""The graphs with which the web page for joining measures a browser: operations and a probe.
 
-Browsers have no profiler for single operations. The page times a graph of one operation and a graph
-that only takes the same inputs; the difference is the operation's time. Every graph outputs only
-the shape of its result, so that no result is copied. See also `calibration_graphs`. Run
+Browsers have no profiler for single operations. So the page times a graph with one operation, and a
+graph without the operation but with the same inputs. The difference is the operation's time. Every
+graph outputs only the shape of its result, so that no result is copied. See also
+`calibration_graphs`. Run
 
     python -m exporters.page_calibration > toolkit/web/phone/agent/calibration_cases.json
 
@@ -76,7 +77,7 @@ ON_IMAGES = {
 
 
 def all_graphs() -> dict[str, bytes]:
-    """The graphs by name: each measures one operation or one of `OVERHEADS`."""
+    """The graphs by name. Each graph measures one operation or one overhead in `OVERHEADS`."""
     wanted = {name for name, _ in all_cases()} - {*SEVERAL}
     contents = {
         name: content if name in OVERHEADS else ending_in_shape(content)
@@ -100,7 +101,7 @@ def of_nodes(nodes: Sequence[NodeProto], axes: Mapping[str, int]) -> bytes:
 
 
 def ending_in_shape(content: bytes) -> bytes:
-    """Return the graph `content`, whose only output is now the shape of `y` instead of `y`."""
+    """Return the graph `content` with the shape of `y` as its only output, instead of `y`."""
     model = onnx.load_model_from_string(content)
     model.graph.node.append(node("shape", "Shape", "y", "shape"))
     del model.graph.output[:]

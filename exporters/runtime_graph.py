@@ -1,6 +1,6 @@
 """The graph of a signature (such as `train`) for one runtime.
 
-Writers make graphs, and bundles hold them.
+Writers make graphs, and bundles contain them.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run of a graph on `batch` samples needs, without the graph's other forms.
+    """The needs of a run of a graph on `batch` samples, without the graph's other forms.
 
     Attributes:
         batch: Number of samples.
@@ -50,18 +50,18 @@ class Graph:
 
     Attributes:
         runtime: The runtime that reads the file.
-        file: Name of the file, which signatures may share.
+        file: Name of the file. Several signatures may share a file.
         data: Content of the file.
-        operators: Number of operators of this signature alone.
-        size: Bytes of this signature alone.
+        operators: Number of operators of this signature, without other signatures in the file.
+        size: Bytes of this signature, without other signatures in the file.
         footprint: A function from the number of samples to the memory of a run. The function raises
             ExportError if shapes depend on the data.
-        held: Inputs of the signature that are constants in the file, so that the graph does not
-            take them; see `embedded_weights.py`.
-        dropped: Values of the traced graph that the file does not compute.
+        held: Inputs of the signature that are constants in the file instead of inputs of the graph;
+            see `embedded_weights.py`.
+        dropped: Values that the traced graph computes but the file does not.
         plan: The memory plan that gives the footprint of a TFLite graph; None for ONNX.
         forms: Other forms by name, see `device_agent/formats/graph_forms.py`.
-        figures: What a run needs, for the largest batch of the program; None if not computed yet.
+        figures: The needs of a run on the largest batch of the program; None if not computed yet.
         traced: The traced graph that was lowered; None if the graph comes from the cache.
     """
 

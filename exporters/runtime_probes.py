@@ -1,8 +1,8 @@
-"""Probes: graphs that show a device which forms its runtime supports, and how fast these forms are.
+"""Probes: graphs that show which forms a device's runtime supports, and how fast the forms are.
 
-The probes ship in `device_agent/runtime/probes`: one for each block size of blocked convolutions,
-and a training step in plain and in Winograd form. Run `python -m exporters.runtime_probes` to write
-them again.
+The files are in `device_agent/runtime/probes`: a probe for each block size of blocked convolutions,
+and a training step in plain and in Winograd form. To write the files again, run `python -m
+exporters.runtime_probes`.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ RESULTS = ("plain", "blocked")
 def probe(block: int) -> bytes:
     """A graph with the outputs `plain` and `blocked`.
 
-    Both are equal if the blocks of the runtime's layout have the size `block`.
+    If the blocks of the runtime's layout have the size `block`, the outputs are equal.
     """
     plain, other = (model(name) for name in RESULTS)
     form = blocked(other.SerializeToString(deterministic=True), block, SHAPES["x"][0])
@@ -55,7 +55,7 @@ def checked(graph: GraphProto) -> ModelProto:
 
 
 def graph(result: str) -> GraphProto:
-    """The graph of `model`; the names of its values begin with `result`."""
+    """The graph of `model`. The names of all values begin with `result`."""
     a, b, c, d, e, f, g, h = (f"{result}-{letter}" for letter in "abcdefgh")
     nodes = [
         window("x few", a, 3),
@@ -90,7 +90,7 @@ def window(inputs: str, output: str, kernel: int, stride: int = 1, group: int = 
 def step() -> GraphProto:
     """Two convolutions and the gradients of their weights.
 
-    In place of a real gradient with respect to a convolution's result, the result itself is used.
+    Instead of a real gradient with respect to a convolution's result, the result is used.
     """
     nodes, results, shapes = [], [], winograd_probe.SHAPES
     for channels in (32, 64):

@@ -1,4 +1,4 @@
-"""All errors of EdgeTailor. Each class has the exit code that a command ends with."""
+"""All errors of EdgeTailor. If a command fails, the error's class sets its exit code."""
 
 import os
 import re
@@ -39,18 +39,19 @@ def _plain(value: Any) -> Any:
 
 
 class EdgeTailorError(Exception):
-    """An error that a person can act on: its message has the rule, the problem and the remedy.
+    """An error that a person can act on. Its message states the rule, the problem and the remedy.
 
-    Catch it to handle all errors that this library reports, and use `code` to distinguish them. Any
-    other exception is a bug of the library.
+    To handle all errors that this library reports, catch this class. Distinguish the errors by
+    `code`. Any other exception is a bug of the library.
 
-    The message is a template: names in braces are filled in from `values`.
+    The message is made from a template: each name in braces is replaced by its value in `values`.
 
     Attributes:
-        template: The message before it is filled in, as `docs/reference/errors.md` shows it.
+        template: The message with names in braces instead of values, as in
+            `docs/reference/errors.md`.
         code: A stable name for programs, for example `spec.unknown-family`.
             `docs/reference/errors.md` lists all codes.
-        values: The values that the message names, in types that JSON can hold.
+        values: The values that the message names, in types that JSON can represent.
         exit_code: The exit code of a command that ends with this error.
 
     Examples:
@@ -86,7 +87,7 @@ class DataError(InputError):
 
 
 class StorageError(DataError):
-    """Training needs space on a disk that is full or cannot be written."""
+    """Training needs space on a disk, but the disk is full or cannot be written."""
 
 
 class BundleError(InputError):
@@ -94,7 +95,7 @@ class BundleError(InputError):
 
 
 class UpdateError(InputError):
-    """An update that does not belong to this round or bundle, or has unusable numbers."""
+    """An update that belongs to another round or bundle, or that has unusable numbers."""
 
 
 class ExportError(EdgeTailorError):
@@ -110,7 +111,7 @@ class VerificationError(EdgeTailorError):
 
 
 class LimitError(EdgeTailorError):
-    """Work needs more memory than it may use, or more than the machine has."""
+    """A task needs more memory than it may use, or more than the machine has."""
 
     exit_code = 5
 

@@ -1,4 +1,4 @@
-"""Decoding of untrusted JSON, with one error for every way in which it can be wrong."""
+"""Decodes untrusted JSON. Every problem of the JSON raises the same error."""
 
 import json
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class MalformedError(msgspec.DecodeError):
-    """Data that is not JSON or not of the requested type; the message says where."""
+    """Data that is not JSON or not of the requested type. The message names the wrong place."""
 
 
 def build_decoders(types: Iterable[type]) -> None:
-    """Let msgspec build the decoder of each of `types`. Call this before threads decode them.
+    """Let msgspec build a decoder for each of `types`. Call this before threads decode such types.
 
     If two threads decode a type for the first time at once, msgspec 0.22 crashes the process: the
     second thread reads the description of the type while the first thread is still filling it.
@@ -37,7 +37,7 @@ def decode_json(data: bytes | str, type: type[T]) -> T:
 
 
 def decode_strictly(data: bytes, type: type[T]) -> T:
-    """Decode `data` of another machine as `type`. Also refuse objects that have a key twice."""
+    """Decode `data` from another machine as `type`. Also refuse objects that have a key twice."""
     refuse_repeated_keys(data)
     return decode_json(data, type)
 
@@ -45,7 +45,7 @@ def decode_strictly(data: bytes, type: type[T]) -> T:
 def refuse_repeated_keys(data: bytes) -> None:
     """Raise MalformedError if `data` is not JSON, or an object in it has a key twice.
 
-    JSON parsers differ in which of the two values they use.
+    If an object has a key twice, some JSON parsers use the first value and some use the last.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> None:

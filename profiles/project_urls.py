@@ -1,4 +1,4 @@
-"""The project's addresses, as `[project.urls]` in `pyproject.toml` sets them."""
+"""The project's addresses. They come from `[project.urls]` in `pyproject.toml`."""
 
 
 def issues_url() -> str:

@@ -1,4 +1,4 @@
-"""Formats quantities for people, one function for each, and cleans messages of other programs."""
+"""Formats each kind of quantity for people, and cleans messages of other programs."""
 
 import difflib
 import math
@@ -15,7 +15,7 @@ _DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun in singular or plural: 1 sample, 1,797 samples."""
+    """A number with its noun in the singular or plural: 1 sample, 1,797 samples."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -62,9 +62,9 @@ def one_line(text: str, most: int | None = None) -> str:
 
 
 def visible(text: str) -> str:
-    r"""`text`, in which characters that control the writing direction are written as escapes.
+    r"""Return `text` with escapes for all characters that control the writing direction.
 
-    Such controls could make one name look like another, or turn around the line with the name.
+    Such characters could make one name look like another, or reverse the line with the name.
 
     Examples:
         >>> visible("a\u202eb")
@@ -74,7 +74,7 @@ def visible(text: str) -> str:
 
 
 def said_by(error: BaseException) -> str:
-    """The message of an exception from other code, as one line."""
+    """The message of an exception that other code raised, as one line."""
     try:
         return one_line(str(error))
     except Exception:  # __str__ of foreign code may fail too
@@ -97,7 +97,7 @@ def wrapped(head: str, text: str) -> list[str]:
 
 
 def format_bytes(count: float | None) -> str:
-    """Bytes with one decimal, in powers of 1000: 512 B, 28.4 MB; None is "not measurable"."""
+    """Bytes with one decimal, in powers of 1000: 512 B, 28.4 MB. None gives "not measurable"."""
     if count is None:
         return NOT_MEASURABLE
     if round(count) < 1000:
@@ -117,7 +117,7 @@ def bytes_as_option(count: float, *, round_down: bool = False) -> str:
 
 
 def megabytes(count: float | None, places: int = 1) -> str:
-    """The number of megabytes alone, for a table whose header names the unit; None is a dash."""
+    """Megabytes without the unit, for a table whose header names the unit. None gives a dash."""
     return UNKNOWN_CELL if count is None else f"{count / 1e6:.{places}f}"
 
 
@@ -132,7 +132,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """The number of milliseconds alone, for a table whose header names the unit; None is a dash."""
+    """Milliseconds without the unit, for a table whose header names the unit. None gives a dash."""
     return UNKNOWN_CELL if seconds is None else f"{seconds * 1e3:.2f}"
 
 
@@ -159,5 +159,5 @@ def format_macs(macs: int) -> str:
 
 
 def format_capacity(value: float) -> str:
-    """A capacity with two decimals, or with two significant digits if it would read 0.00."""
+    """A capacity with two decimals. If these would be 0.00, it has two significant digits."""
     return f"{value:.2f}" if value >= 0.005 else f"{value:.{1 - math.floor(math.log10(value))}f}"

@@ -1,4 +1,4 @@
-"""Reading sizes and time spans as people write them."""
+"""Reads sizes and time spans in the notation that people use."""
 
 import re
 

@@ -1,6 +1,6 @@
 """`edgetailor-agent`: the device's command line. It parses, calls the library and prints.
 
-Each command has a file. `console.py` is shared with the command `edgetailor`.
+Each subcommand has a file. The command `edgetailor` also uses `console.py`.
 """
 
 import os

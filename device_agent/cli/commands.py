@@ -1,6 +1,6 @@
-"""The commands of `edgetailor-agent`. Each is imported only when it is used.
+"""The commands of `edgetailor-agent`. A command is imported only when it is used.
 
-On a small board, importing modules that a command does not need takes longer than the command.
+On a small board, importing all modules would take longer than running a command.
 """
 
 from collections import UserDict

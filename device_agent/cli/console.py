@@ -1,4 +1,4 @@
-"""Output, exit codes and error reports of both commands, `edgetailor-agent` and `edgetailor`.
+"""Output, exit codes and error reports of the commands `edgetailor-agent` and `edgetailor`.
 
 This module is imported before the arguments are parsed, so it imports little.
 """
@@ -57,8 +57,8 @@ def say(message: str) -> None:
 def print_json(document: str | bytes) -> None:
     """Print the JSON document of a command that was called with --json.
 
-    If an error follows, for example with `--strict`, it is reported only on stderr and by the exit
-    code. stdout never has a second JSON document.
+    If an error follows, for example with `--strict`, only stderr and the exit code report it. So
+    stdout never has a second JSON document.
     """
     text = document.decode() if isinstance(document, bytes) else document
     click.echo(text, nl=not text.endswith("\n"))
@@ -106,8 +106,8 @@ def log_lines(
 ) -> Iterator[None]:
     """Write the log as one JSON object per line while the block runs, if `as_json`.
 
-    An error of the block is then also written to the log, because programs that read the log look
-    for errors there. Without `as_json`, `formatter` formats the log.
+    If `as_json` is set, an error of the block is also written to the log, because programs look for
+    errors there. Otherwise `formatter` formats the log.
     """
     formatter = JsonFormatter() if as_json else formatter or PlainFormatter()
     with show_logs(write, formatter):

@@ -1,4 +1,4 @@
 """The HTTP client for the coordinator: requests, retries, and checks of every reply.
 
-Start with `coordinator_client.py`. What a device does between requests is in `federation/`.
+Start with `coordinator_client.py`. `federation/` decides which requests a device makes.
 """

@@ -12,7 +12,7 @@ SHOWN_LENGTH = 100
 
 
 def check_secret(secret: str) -> str:
-    """Check that a header can hold `secret`, a join token or a device's secret.
+    """Check that a header can contain `secret`, which is a join token or a device's secret.
 
     Returns:
         `secret`.
@@ -45,7 +45,7 @@ def check_url(url: str) -> str:
 
     Raises:
         InputError: `url` is not such a URL, or has a user name or a password. The message does not
-            repeat a password.
+            show the password.
     """
     # Report typos here: urllib3 reports some as a failed connection, which would be retried.
     try:

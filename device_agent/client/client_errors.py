@@ -40,7 +40,7 @@ class UnreachableError(Exception):
     Attributes:
         sent: Whether the coordinator may have received the request.
         error: The error to raise after the last attempt; None if nothing answered.
-        lasting: Whether the problem will probably stay. If so, a command that a user watches ends
+        lasting: Whether the problem will probably last. If so, a command that a user watches ends
             without waiting.
         clock: Whether the cause may be this device's clock.
     """
@@ -71,7 +71,7 @@ class PreparingError(UnreachableError):
 
 
 def is_lasting(error: Exception) -> bool:
-    """Whether the problem will probably stay, so that waiting seldom helps.
+    """Whether the problem will probably last, so that waiting seldom helps.
 
     Examples are a wrong URL, a failure of TLS, and an answer from another program.
     """
@@ -81,7 +81,7 @@ def is_lasting(error: Exception) -> bool:
 
 
 def is_outside_validity(error: Exception) -> bool:
-    """Whether the certificate is not valid yet, or has expired, by this device's clock."""
+    """Whether, by this device's clock, the certificate is not valid yet or has expired."""
     return getattr(_tls_error(error), "verify_code", None) in OUTSIDE_VALIDITY
 
 

@@ -1,7 +1,8 @@
 """HTTP connections that raise an error if an answer breaks off within its headers.
 
-Python's HTTP client takes such a break for the end of the headers. Without this check, an answer
-that a proxy has cut would look like a complete answer of another program.
+If an answer breaks off within its headers, Python's HTTP client reads it as an answer with complete
+headers. Without this check, an answer that a proxy has cut would look like a complete answer of
+another program.
 """
 
 import warnings

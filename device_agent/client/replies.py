@@ -1,7 +1,7 @@
 """Reading and checking the coordinator's answers, including refusals.
 
-An answer may come from another program, so it is limited in size and checked. In all functions
-`url` is the URL of the coordinator.
+An answer may come from another program, so its size is limited and its content is checked. In all
+functions, `url` is the URL of the coordinator.
 """
 
 import re
@@ -58,7 +58,7 @@ class RefusedError(UpdateError):
 
     @property
     def round_over(self) -> bool:
-        """Whether the round continued without this device. The device then asks for work again."""
+        """Whether the round continued without this device. If so, the device asks for new work."""
         return self.code in ROUND_OVER
 
 
@@ -82,7 +82,7 @@ def read_reply(response: urllib3.BaseHTTPResponse, url: str) -> bytes:
 
 
 def is_delimited(response: urllib3.BaseHTTPResponse) -> bool:
-    """Whether the answer states where its body ends. If not, the body ends with the connection."""
+    """Whether the answer states the end of its body. If not, the body ends with the connection."""
     return response.length_remaining is not None or response.chunked
 
 
@@ -94,8 +94,8 @@ def check_not_cut(response: urllib3.BaseHTTPResponse, data: bytes) -> None:
         data: Its body, which is not valid JSON.
 
     Raises:
-        UnreachableError: The body is empty or begins like JSON, and only the end of the connection
-            shows where the body ends.
+        UnreachableError: The body is empty or begins like JSON, and the answer does not state where
+            its body ends.
     """
     if data[:1] in (b"", b"{") and not is_delimited(response):
         raise UnreachableError("cannot be reached (the connection broke off)", sent=True)
@@ -137,7 +137,7 @@ def raise_refusal(response: urllib3.BaseHTTPResponse, url: str, request: str) ->
 
 
 def own_problem(response: urllib3.BaseHTTPResponse, data: bytes) -> Problem | None:
-    """Decode the Problem in the body `data`. Returns None if no coordinator wrote the answer.
+    """Decode the Problem in the body `data`. Returns None if the answer is not from a coordinator.
 
     Login pages of networks, proxies and other services use the same HTTP statuses.
     """
@@ -157,7 +157,7 @@ def check_words(reply: JoinReply, url: str) -> JoinReply:
         `reply`.
 
     Raises:
-        UnreachableError: A text in `reply` is not a single word, or is too long.
+        UnreachableError: A text in `reply` is too long or is not a single word.
     """
     words = (reply.device, reply.secret, reply.submodel, *reply.arrays)
     if not all(len(word) <= WORD_LENGTH and one_word(word) for word in words):

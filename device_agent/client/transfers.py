@@ -1,6 +1,6 @@
 """Downloads and uploads of files. Each attempt continues where the previous attempt ended.
 
-At the end, the SHA-256 of the whole file is checked. A damaged file is never used; it is
+At the end, the SHA-256 of the whole file is checked. If the file is damaged, it is not used but
 transferred again.
 """
 
@@ -35,8 +35,8 @@ Ask = Callable[..., Any]
 class Download:
     """A download of the file `offer` to `to`.
 
-    The unfinished file stays in the folder of `to`. A later attempt, even of another process,
-    continues it.
+    The unfinished file stays in the folder of `to`. A later attempt continues it, even if another
+    process makes the attempt.
 
     Attributes:
         done: The bytes of the unfinished file.

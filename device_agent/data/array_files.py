@@ -50,7 +50,8 @@ def read_arrays(
 
     Args:
         path: The file or folder. Pickled objects are refused.
-        unpack_to: Folder for large compressed members. Without it they are unpacked into memory.
+        unpack_to: Folder for large compressed arrays. Without this folder they are unpacked into
+            memory.
         names: Names of the arrays.
 
     Returns:
@@ -75,8 +76,8 @@ def read_headers(path: Path, *, labels: bool = True) -> dict[str, Header]:
     """Read shapes and types of the samples and labels in `path` without reading their values.
 
     Args:
-        path: A file or folder as `read_arrays` takes it.
-        labels: Whether it must hold labels. Otherwise they are not read.
+        path: A file or folder that `read_arrays` can read.
+        labels: Whether `path` must contain labels. If not, labels are not read.
 
     Returns:
         The headers of `x` and `y`, or of the arrays `x_NAME` and `y_NAME` that replace them.
@@ -186,7 +187,7 @@ def _open_archive(path: Path, wanted: Sequence[str]) -> Iterator[zipfile.ZipFile
 
 
 def described_names(names: Iterable[str]) -> str:
-    """The names of arrays in words.
+    """The names of arrays with their meaning in words.
 
     Examples:
         >>> described_names(["x", "y"])
@@ -277,8 +278,8 @@ def convert_to_int64(source: FileArray, to: Path | None) -> FileArray:
 
     Args:
         source: The integers.
-        to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
-            always in memory.
+        to: Folder for a result that is larger than `IN_MEMORY_BYTES`. Without this folder the
+            result is always in memory.
 
     Returns:
         The converted array, memory-mapped if it was written to disk.

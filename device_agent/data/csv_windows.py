@@ -36,10 +36,12 @@ def windows_of(
         dtype: The type of the labels: int64 for classes, float32 for numbers.
 
     Returns:
-        y (n,) of the type `dtype`, and x (n, *sample_shape) float32 in pieces.
+        The labels y (n,) in the type `dtype`, and the samples x (n, *sample_shape), float32, in
+        pieces.
 
     Raises:
-        DataError: A file cannot be read, or lacks a column, a number or the name of a class.
+        DataError: A file cannot be read, or a column, a number or the name of a class is missing in
+            the file.
     """
     length = math.prod(sample_shape) // len(series.columns)
     read, ends, lines = [], [], 0

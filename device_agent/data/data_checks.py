@@ -97,7 +97,7 @@ def check_arrays(
         labels: The labels that the model takes.
         origin: Name of the data for messages.
         dtype: Required type of the samples.
-        limit: Integers in `x` must be below this number.
+        limit: All integers in `x` must be below this number.
         least: Smallest number of samples.
         on_piece: Called with each piece of the data that passed the checks.
 
@@ -154,10 +154,10 @@ def check_samples(
     dtype: Dtype = "float32",
     limit: int | None = None,
 ) -> None:
-    """Check that samples without labels fit a model. The arguments are those of `check_arrays`.
+    """Check that samples without labels fit a model. `check_arrays` describes the arguments.
 
     Raises:
-        DataError: The type, the shape, the number of samples or a value does not fit.
+        DataError: The type, the shape, the number of samples or a value does not fit the model.
     """
     if x.dtype != dtype:
         raise DataError(
@@ -202,8 +202,8 @@ def _check_values(
 def shape_advice(array: np.ndarray, name: str, shape: tuple[int, ...] | None) -> str:
     """Suggest how to bring each sample or label into `shape`; empty if this is unclear.
 
-    The text begins with a space. Transposing is tried first: if the axes are in another order, a
-    reshape would also succeed.
+    The text begins with a space. Transposing is tried before reshaping: if the axes are in another
+    order, a reshape would also succeed, but with wrong samples.
     """
     if shape is None or array.ndim < 1 or array.shape[1:] == shape:
         return ""
@@ -236,7 +236,7 @@ def batch_shape(shape: tuple[int, ...]) -> str:
 
 
 def check_finite(array: np.ndarray, name: str, origin: str, on_piece: OnPiece) -> None:
-    """Raise DataError if `array` holds a number that is not finite."""
+    """Raise DataError if `array` contains a number that is not finite."""
     for rows in row_slices(array):
         # `on_piece` computes a digest, which must not depend on the memory layout.
         piece = np.ascontiguousarray(array[rows])
@@ -260,7 +260,7 @@ def value_range(
 ) -> tuple[int, int] | None:
     """Find the smallest and largest integer in `array` that is not `ignored`.
 
-    Returns None if no integer is left. `on_piece` is called with each piece of the array.
+    Returns None if all integers are `ignored`. `on_piece` is called with each piece of the array.
     """
     ends = []
     for rows in row_slices(array):
@@ -284,8 +284,8 @@ def check_classes(
         on_piece: Called with each piece of the labels.
 
     Returns:
-        A remark if all labels are one class. This is not an error, because other devices of the
-        fleet may have the other classes.
+        A remark if all labels are of one class. This is not an error, because the other classes may
+        occur on other devices of the fleet.
 
     Raises:
         DataError: A label is outside the model's classes, all labels are IGNORED, or the labels of
@@ -331,7 +331,7 @@ def check_classes(
 
 
 def check_sequences(y: np.ndarray, origin: str) -> None:
-    """Raise DataError unless each row of `y` is a sequence without 0, followed by IGNORED only."""
+    """Raise DataError unless each row of `y` is a sequence without 0, then only IGNORED."""
     for rows in row_slices(y):
         piece = y[rows]
         late = (piece[:, 1:] != IGNORED) & (piece[:, :-1] == IGNORED)

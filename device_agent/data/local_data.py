@@ -56,11 +56,11 @@ class LocalData:
         return len(self.y)
 
     def samples(self, indices: np.ndarray) -> np.ndarray:
-        """Copy the samples `indices`. No page of a mapped file stays in memory."""
+        """Copy the samples with the indices `indices`. No page of a mapped file stays in memory."""
         return self._rows(self.x, indices)
 
     def labels(self, indices: np.ndarray) -> np.ndarray:
-        """Copy the labels of the samples `indices`. No page of a mapped file stays in memory."""
+        """Copy the labels of these samples. No page of a mapped file stays in memory."""
         return self._rows(self.y, indices)
 
     def largest(self) -> tuple[str, int, float] | None:
@@ -106,20 +106,21 @@ def load_data(
 
     Args:
         source: An .npz file with `x` and `y`, a folder with x.npy and y.npy, a function
-            `module:callable` that returns x and y, or the arrays: a pair (x, y), or a mapping with
-            the keys `x` and `y`. With `preprocessing` also pictures or CSV files, see `prepare`. If
-            x or y consists of several arrays, files hold them as `x_NAME` or `y_NAME`. From other
-            sources, x or y is a mapping {NAME: array}.
+            `module:callable` that returns x and y, a pair of arrays (x, y), or a mapping with the
+            keys `x` and `y`. If `preprocessing` is given, pictures and CSV files are also allowed,
+            see `prepare`. If x or y consists of several arrays, their names in files are `x_NAME`
+            or `y_NAME`. In a pair, a mapping or the result of a function, x or y is then a mapping
+            {NAME: array}.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
         dtype: Type of the samples that the model requires. If it is int64, int32 is converted.
         limit: Integers in `x` must be below this number.
         least: Smallest number of samples.
-        unpack_to: Folder for large arrays that cannot be mapped: compressed members, the result of
-            a conversion to int64, and prepared samples.
+        unpack_to: Folder for large arrays that cannot be mapped: compressed arrays, results of a
+            conversion to int64, and prepared samples.
         preprocessing: How pictures or CSV files become samples.
-        parts: The arrays that are packed into the samples, see `formats/packing.py`; empty for one
-            array.
+        parts: The arrays that are packed into the samples, see `formats/packing.py`. Empty if the
+            samples are one array.
 
     Returns:
         The checked data. Several arrays are packed into one.
@@ -178,10 +179,11 @@ def given_arrays(
         y_parts: The arrays that are packed into y; empty if y is one array.
 
     Returns:
-        The arrays, by the names that they have in files.
+        The arrays by name. Each name is the array's name in a file.
 
     Raises:
-        DataError: `source` is something else, or an array is missing or is not a numpy array.
+        DataError: `source` is neither a pair nor such a mapping, or an array is missing or is not a
+            numpy array.
     """
     if isinstance(source, Mapping):
         names = {SAMPLES: array_names(SAMPLES, x_parts), LABELS: array_names(LABELS, y_parts)}
@@ -214,18 +216,18 @@ def given_arrays(
 def flat_arrays(
     x: object, y: object, x_parts: Sequence[Part], y_parts: Sequence[Part]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of `x` and `y`, by the names that they have in files."""
+    """Return the arrays of `x` and `y`. The keys are the names of the arrays in files."""
     return {**named_arrays(SAMPLES, x, x_parts), **named_arrays(LABELS, y, y_parts)}
 
 
 def named_arrays(prefix: str, given: object, parts: Sequence[Part]) -> dict[str, np.ndarray]:
-    """Return the arrays in `given`, by the names that they have in files.
+    """Return the arrays in `given`. The keys are the names of the arrays in files.
 
     Args:
         prefix: `x` for samples, `y` for labels.
-        given: One array, or a mapping with an array for each name in `parts`. It is not read if it
-            is for labels that do not exist.
-        parts: The arrays that are needed; empty if `given` must be one array.
+        given: One array, or a mapping with an array for each name in `parts`. If the loss reads no
+            labels, `given` is not read for labels.
+        parts: The arrays that are needed. Empty if `given` must be one array.
 
     Raises:
         DataError: An array is missing or is not a numpy array.
@@ -270,8 +272,8 @@ def check_source(source: str, *, labels: bool = True) -> None:
     A function is imported but not called.
 
     Args:
-        source: A source as `load_data` takes it.
-        labels: Whether the data must hold labels.
+        source: A source that `load_data` accepts.
+        labels: Whether the data must have labels.
 
     Raises:
         DataError: No bundle could be trained on this source.

@@ -15,7 +15,7 @@ from profiles.errors import DataError
 
 
 def array_names(prefix: str, parts: Sequence[Part]) -> list[str]:
-    """The names of the arrays that hold the samples (`x`) or the labels (`y`); none for no labels.
+    """The names of the arrays with the samples (`x`) or labels (`y`). Empty if there are no labels.
 
     Examples:
         >>> array_names("y", []), array_names("y", [Part(name="box", shape=(4,))])
@@ -31,13 +31,13 @@ def packed_array(
     origin: str,
     to: Path | None = None,
 ) -> FileArray:
-    """Check arrays and pack them; without `parts`, return the only array as it is.
+    """Check arrays and pack them. Without `parts`, return the only array unchanged.
 
     Args:
         prefix: `x` for samples, `y` for labels.
-        arrays: The arrays, by the names of `array_names`. If a loss reads no labels, the arrays of
-            the samples are given. Then one zero for each sample is returned.
-        parts: Name, shape, type and range of each array.
+        arrays: The arrays, by the names of `array_names`. If the prefix is `y` and the loss reads
+            no labels, pass the arrays of the samples: the result is then one zero for each sample.
+        parts: The name, shape, type and range of each array.
         origin: Name of the data for messages.
         to: Folder for the result if it is larger than `IN_MEMORY_BYTES`. Without it the result is
             always in memory.

@@ -32,13 +32,14 @@ def pictures_of(
     """Read labels and samples from the pictures in `folder`, sorted by class and then by name.
 
     Args:
-        folder: Has one folder for each class. A class without pictures needs no folder. Hidden
-            files are left out.
+        folder: A folder with one subfolder for each class. A class without pictures needs no
+            subfolder. Hidden files are left out.
         images: How pictures become samples.
         sample_shape: (channels, height, width).
 
     Returns:
-        y (n,) int64, and x (n, *sample_shape) float32, one picture at a time.
+        The labels y (n,), int64, and the samples x (n, *sample_shape), float32. x is yielded one
+        picture at a time.
 
     Raises:
         DataError: The model has no class with the name of a folder, or a file is not a picture.
@@ -66,7 +67,7 @@ def pictures_of(
 
 
 def visible(folder: Path) -> list[Path]:
-    """The files and folders in `folder`, sorted, without hidden ones such as .DS_Store.
+    """The files and folders in `folder`, sorted, without hidden files such as .DS_Store.
 
     Raises:
         DataError: The folder cannot be read.
@@ -174,13 +175,14 @@ def filters(
 ) -> list[tuple[tuple[int, int], np.ndarray]]:
     """Compute the weights that scale one axis of a picture from `points` to `size` pixels.
 
-    Only the `taken` pixels in the middle of the axis are used, or all if `taken` is None. The
-    weight of an old pixel falls linearly with its distance from the centre of the new pixel. If the
-    picture shrinks, the weight reaches 0 at the distance between two new pixels. If the picture
-    grows, the weight reaches 0 at the distance between two old pixels.
+    Only the `taken` pixels in the middle of the axis are used. If `taken` is None, all pixels are
+    used. The weight of an old pixel decreases linearly with its distance from the centre of the new
+    pixel. If the picture shrinks, the weight reaches 0 at the distance between two new pixels. If
+    the picture grows, the weight reaches 0 at the distance between two old pixels.
 
     Returns:
-        For each new pixel the range of old pixels and their weights, whose sum is 1.
+        For each new pixel, the range of old pixels and the weights of these pixels. The sum of the
+        weights is 1.
     """
     length = float(points) if taken is None else taken
     step = length / size

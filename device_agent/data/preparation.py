@@ -49,13 +49,14 @@ def prepare(
         preprocessing: The bundle's rule for such files; None if it has no rule.
         sample_shape: Shape of one sample.
         labels: The labels that the model takes.
-        to: Folder for samples that take more than `IN_MEMORY_BYTES`. Without it they are in memory.
+        to: Folder for samples that take more than `IN_MEMORY_BYTES`. Without this folder they are
+            in memory.
 
     Returns:
         `x` (n, *sample_shape) float32, and `y` (n, *labels.shape).
 
     Raises:
-        DataError: The files are not of the kind that the bundle takes, or a file cannot be used.
+        DataError: The bundle does not take files of this kind, or a file cannot be used.
         InputError: Pictures need a package that is not installed.
         OSError: The disk is full.
     """
@@ -101,7 +102,7 @@ def not_prepared(source: Path) -> DataError:
 
 
 def wrong_kind(source: Path, wanted: str) -> DataError:
-    """The error for files of another kind than the bundle takes."""
+    """The error for files of a kind that the bundle does not take."""
     return DataError(
         "{source}: this bundle takes {wanted}, or an .npz file with x and y.",
         code="data.wrong-kind",

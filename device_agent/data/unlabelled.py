@@ -44,7 +44,7 @@ class UnlabelledFile:
 
 
 def shown(name: str) -> str:
-    """The name of a file as printable text. Names may hold any bytes, such as line breaks.
+    """The name of a file as printable text. Names may contain any bytes, such as line breaks.
 
     Examples:
         >>> shown("a\\nb.png")
@@ -60,16 +60,17 @@ def read_unlabelled(
     on_error: OnError | None = None,
     parts: Sequence[Part] = (),
 ) -> Iterator[UnlabelledFile]:
-    """Read the samples of a file, or of all files in a folder. Subfolders may have pictures.
+    """Read the samples of a file, or of all files in a folder. Subfolders may contain pictures.
 
     Args:
-        source: An .npy file, an .npz file with `x`, or a folder with x.npy. With `preprocessing`
-            also a picture, a CSV file, or a folder of these.
+        source: An .npy file, an .npz file with `x`, or a folder with x.npy. If `preprocessing` is
+            given, a picture, a CSV file, or a folder of pictures or CSV files is also allowed.
         preprocessing: The bundle's rule for pictures or CSV files; None if it has no rule.
         sample_shape: Shape of one sample.
-        on_error: Called with the error of each file of a folder that cannot be used. Without it,
-            the first such error is raised.
-        parts: The arrays `x_NAME` that are packed into the samples; empty for one array `x`.
+        on_error: Called with the error of each file in a folder that cannot be used. Without
+            `on_error`, the first such error is raised.
+        parts: The arrays `x_NAME` that are packed into the samples. Empty if the samples are one
+            array `x`.
 
     Yields:
         One file at a time.
@@ -156,7 +157,7 @@ def _windows(
 
 
 def suffix_of(head: bytes, preprocessing: Preprocessing | None) -> str:
-    """The file suffix for the format that the first bytes `head` of a file show.
+    """The file suffix for the format of a file whose first bytes are `head`.
 
     An unknown format gets the suffix of the files that `preprocessing` reads.
     """

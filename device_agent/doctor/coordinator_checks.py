@@ -1,4 +1,4 @@
-"""Checks the connection step by step: host name, TCP, TLS, coordinator, clock, membership.
+"""Checks the connection in steps: host name, TCP, TLS, coordinator, clock and membership.
 
 If the check of host name, TCP, TLS or coordinator fails, the later checks are left out.
 """
@@ -49,7 +49,7 @@ def check_connection(
     Args:
         url: The coordinator's URL (default: that of `identity`).
         identity: The device's identity, if it has joined.
-        token: A join token. A given token is checked instead of the membership.
+        token: A join token. If it is given, the token is checked instead of the membership.
 
     Returns:
         The findings.

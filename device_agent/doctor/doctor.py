@@ -1,7 +1,7 @@
-"""All checks of `edgetailor-agent doctor`, and their text.
+"""All checks of `edgetailor-agent doctor`, and the text of their findings.
 
-A check that fails must not stop the others. Libraries are imported inside the checks that need
-them, so that a library that does not load is reported.
+A failed check must not stop the other checks. Each library is imported inside the check that needs
+it, so that a library that does not load is reported.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ def run_checks(url: str | None, state: Path, token: str | None = None) -> Iterat
     Args:
         url: The coordinator's URL (default: the coordinator that this device has joined).
         state: State folder.
-        token: A join token that is checked as well.
+        token: A join token to check, if any.
 
     Returns:
-        The findings, each as soon as its check has ended.
+        The findings. Each finding is yielded when its check has ended.
     """
     yield from isolated("coordinator", lambda: _connection(url, state, token))
     yield from check_machine(state)

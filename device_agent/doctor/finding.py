@@ -62,7 +62,7 @@ def isolated(check: str, make: Callable[[], Finding | Iterable[Finding]]) -> Ite
 
 
 def loading_remedy(said: str, package: str) -> str:
-    """Name the remedy if `package` does not load. `said` is the message of the ImportError."""
+    """The remedy for a `package` that does not load. `said` is the message of the ImportError."""
     missing = missing_library(said)
     if missing is None:
         return f"reinstall it: pip install --force-reinstall {package}"

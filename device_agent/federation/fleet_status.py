@@ -52,7 +52,7 @@ def fleet_status(state: Path) -> Status:
 
 
 def own_lines(state: Path) -> list[str]:
-    """The last log lines of the device in the folder `state`, its spent privacy and its release."""
+    """The last log lines, spent privacy and release of the device with the state folder `state`."""
     log = StateFolder(state).log
     kept = last_lines(log, OWN_LINES)
     lines = [f"this device ({log}):", *(f"  {line}" for line in kept)] if kept else []
@@ -72,7 +72,8 @@ def own_lines(state: Path) -> list[str]:
 def lines(status: Status) -> list[str]:
     """Format the status of the fleet in lines of text.
 
-    The round comes first. Each listed device then has a line, and a second line if it has a note.
+    The round is the first line. Then each listed device has a line. A device with a note has a
+    second line.
     """
     head = f"{round_of(status.round, status.rounds)}, {status.state}"
     # Devices that have left or are absent are still listed, but their places are free.

@@ -74,22 +74,22 @@ def join(
 ) -> Identity:
     """Enrol this device with a coordinator.
 
-    If the device has already joined this coordinator with this token, usually nothing changes. The
-    device joins again, with the same device key, in two cases: the coordinator no longer knows it,
-    or the token names a coordinator key that the device does not trust.
+    If the device has already joined this coordinator with this token, usually nothing changes. If
+    the coordinator no longer knows the device, the device joins again with its present key. It also
+    does so if the token names a coordinator key that the device does not trust.
 
     Args:
         url: The coordinator's URL.
-        token: The join token. If it ends in a dot and the fingerprint of the coordinator's key,
-            only this coordinator can answer the join.
+        token: The join token. A token may end in a dot and the fingerprint of a coordinator's key.
+            Then only this coordinator can answer the join.
         name: Name of the device.
         state: State folder; the device's identity is stored there.
-        replace: If the folder belongs to another coordinator, leave that coordinator after the new
-            coordinator has accepted this device.
-        certificate: SHA-256 of the coordinator's certificate. If it is given, the certificate needs
-            no signature of an authority.
-        patience_s: How long requests are repeated if the coordinator does not answer, in seconds.
-        measure: Measures the device, for a coordinator that plans submodels.
+        replace: If the folder belongs to another coordinator, leave the other coordinator after the
+            new coordinator has accepted this device.
+        certificate: SHA-256 of the coordinator's certificate. If this hash is given, the
+            certificate needs no signature of an authority.
+        patience_s: For how many seconds requests are repeated if the coordinator does not answer.
+        measure: Measures the device. A coordinator that plans submodels asks for this measurement.
         sleep: Waits for a number of seconds.
         clock: The device's clock. A join waits until the clock's time is believable.
 
@@ -101,8 +101,8 @@ def join(
         TrustError: The coordinator's key is not the key that the token names.
         RefusedError: No submodel fits this device, or the request was refused.
         ClientError: The coordinator does not answer.
-        InputError: The folder belongs to another coordinator or token, cannot be written, or is
-            used by another agent.
+        InputError: The folder belongs to another coordinator or token, cannot be written, or is in
+            use by another agent.
     """
     folder = DeviceState(state)
     url = check_url(url)
@@ -214,7 +214,7 @@ def protection(terms: SecureTerms) -> str:
 
 
 def consent(asked: EvaluationRequest) -> str:
-    """Tell the owner which samples are kept apart for evaluation, and which counts are sent."""
+    """Tell the owner which samples are kept for evaluation only, and which counts are sent."""
     classes = " Counts of each class are sent only with `run --report-classes`."
     return (
         f"{asked.share:.0%} of this device's samples are kept apart and never used for training. "

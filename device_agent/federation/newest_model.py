@@ -17,8 +17,8 @@ def newest_model(state: Path | None = None, *, personal: bool = False) -> Path:
 
     Args:
         state: The device's state folder (default: the folder of this user).
-        personal: Whether the bundle is for the device's personal model, which fits only the bundle
-            that it was trained with.
+        personal: Whether the bundle is for the device's personal model. This model fits only the
+            bundle with which it was trained.
 
     Raises:
         InputError: The device has not joined, or has no bundle yet.

@@ -15,7 +15,7 @@ HYSTERESIS_C = 5.0
 
 @dataclass(frozen=True)
 class QuietHours:
-    """A daily time span, by the local clock. `start` is included, `end` is not."""
+    """A daily time span by the local clock, including `start` and excluding `end`."""
 
     start: datetime.time
     end: datetime.time
@@ -60,7 +60,7 @@ class OwnerLimits:
         only_when_charging: Pause while the device runs on battery.
         quiet_hours: Pause at this time of day.
         only_when_idle: Pause while somebody uses the device.
-        only_unmetered: Pause while the network may cost money by volume.
+        only_unmetered: Pause while the network may charge for data volume.
     """
 
     max_temperature: float | None = None
@@ -76,15 +76,15 @@ class OwnerLimits:
 
         Args:
             now: The local time.
-            paused: Whether the agent is paused already. Then the agent stays paused until the
-                device is `HYSTERESIS_C` below the temperature limit. Otherwise the agent might
-                pause and continue every minute.
+            paused: Whether the agent is paused already. A paused agent stays paused until the
+                device is `HYSTERESIS_C` below the temperature limit. Without this rule, the agent
+                might pause and continue every minute.
             root: Root of sysfs.
 
         Returns:
-            The reason in a few words, or None. Without a sensor for temperature or power, the limit
-            on this value is ignored. If the agent cannot find out whether the machine is idle, or
-            whether the network is unmetered, it pauses.
+            The reason in a few words, or None. If there is no sensor for temperature or power, the
+            limit on this value is ignored. If it is unknown whether the machine is idle, or whether
+            the network is unmetered, the agent pauses.
         """
         if self.quiet_hours is not None and self.quiet_hours.covers(now):
             return f"quiet hours until {self.quiet_hours.end:%H:%M}"
@@ -104,11 +104,11 @@ class OwnerLimits:
         return None
 
     def check(self, root: Path = sensors.SYS) -> None:
-        """Check that this machine can keep the limits.
+        """Check that this machine can enforce the limits.
 
         Raises:
-            InputError: There is a temperature limit, and the machine has no temperature sensor. Or
-                a limit needs `busctl`, which is not installed.
+            InputError: There is a temperature limit, but the machine has no temperature sensor. Or
+                a limit needs `busctl`, but it is not installed.
         """
         if self.max_temperature is not None and sensors.temperature_c(root) is None:
             raise InputError(

@@ -22,7 +22,7 @@ treat it as gone."""
 
 
 class Pauses:
-    """Waits while the owner's limits require a pause. Log and coordinator learn of each pause.
+    """Waits while the owner's limits require a pause. Reports each pause to log and coordinator.
 
     Args:
         limits: The owner's limits.
@@ -45,7 +45,7 @@ class Pauses:
         self._check = IntervalTimer(CHECK_S)
 
     def between_batches(self, then: Progress) -> None:
-        """Call `wait`, but at most every `CHECK_S` seconds."""
+        """Call `wait`, but not more often than every `CHECK_S` seconds."""
         if self._check.due():
             self.wait(then)
 

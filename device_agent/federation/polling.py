@@ -1,4 +1,4 @@
-"""The waits between two requests of a device, for work or for the state of its round."""
+"""The waits between two requests in which a device asks for work or for the state of its round."""
 
 import random
 from collections.abc import Callable
@@ -24,10 +24,10 @@ def jittered(seconds: float) -> float:
 
 
 class Polling:
-    """Waits between two requests for the time that the coordinator asks for.
+    """Waits between two requests. The coordinator can set the length of a wait.
 
-    If the coordinator does not ask for a time, each wait is twice as long as the previous wait.
-    Rounds of a fast fleet follow one another closely, so polling starts fast and slows down.
+    If the coordinator does not set it, each wait is twice as long as the previous wait. Polling
+    starts fast, because in a fast fleet the next round begins soon, and becomes slower.
     """
 
     def __init__(self, sleep: Callable[[float], None]) -> None:
@@ -39,7 +39,7 @@ class Polling:
         self._next_s = SHORTEST_S
 
     def wait(self, asked_s: float = 0) -> None:
-        """Wait before the next request, for `asked_s` seconds if this is positive."""
+        """Wait before the next request. If `asked_s` is positive, wait for this many seconds."""
         if asked_s > 0:
             self._sleep(min(asked_s, LONGEST_ASKED_S))
             return

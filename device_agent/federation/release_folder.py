@@ -1,11 +1,11 @@
-"""The releases that a device has: a small file that points to them, and their bundles.
+"""The releases that a device has: their bundles, and a small file that names the bundles.
 
 release.json       the current release, the previous release, and the refused releases
 releases/HASH/     the bundle whose manifest has this SHA-256
 
-A switch is one atomic write of release.json. Bundles are complete before the switch. After it, the
-agent removes the folders that are no longer named in release.json. So a device that is killed at
-any moment has a whole model.
+The device switches to another release by one atomic write of release.json. The bundles are complete
+before the switch. After the switch, the agent removes the folders that release.json no longer
+names. So a device has a complete model even if it is killed at any moment.
 """
 
 import os
@@ -36,8 +36,8 @@ class InstalledRelease(Struct, frozen=True, kw_only=True):
         number: The number of the release.
         round: The round whose model the release has.
         bundle: SHA-256 of the manifest of the release's bundle.
-        fine_tuned: SHA-256 of the manifest of the fine-tuned bundle. Empty if the release itself is
-            better; None if the release was not fine-tuned yet.
+        fine_tuned: SHA-256 of the manifest of the fine-tuned bundle. Empty if the release without
+            fine-tuning is better; None if the release was not fine-tuned yet.
     """
 
     number: Count
@@ -46,7 +46,7 @@ class InstalledRelease(Struct, frozen=True, kw_only=True):
     fine_tuned: str | None = None
 
     def is_release(self, other: "InstalledRelease | None") -> bool:
-        """Whether both are the same release, fine-tuned or not."""
+        """Whether both objects are the same release. Fine-tuning makes no difference."""
         mine = (self.number, self.round, self.bundle)
         return other is not None and mine == (other.number, other.round, other.bundle)
 
@@ -58,9 +58,10 @@ class ReleasePointer(Struct, frozen=True, kw_only=True):
         current: The release with which the device predicts; None if there is none.
         previous: The release before the current release.
         refused: The last releases that this device refused.
-        issued: When the coordinator signed the newest offer that this device followed, in seconds
-            since 1970.
-        unsent: The report that the coordinator does not have yet, as JSON; empty if there is none.
+        issued: The time at which the coordinator signed the newest offer that this device followed,
+            in seconds since 1970.
+        unsent: The report that was not sent to the coordinator yet, as JSON. Empty if there is no
+            such report.
     """
 
     version: int = 1
@@ -91,9 +92,9 @@ class DeviceReleases:
             return ReleasePointer()
 
     def current(self) -> Path | None:
-        """The bundle folder of the current release, or of its fine-tuned form if that is better.
+        """The bundle folder of the current release, or of its fine-tuned form if this is better.
 
-        None if there is no release.
+        Returns None if there is no release.
         """
         current = self.read().current
         if current is None:
@@ -136,7 +137,7 @@ class DeviceReleases:
         return [offer for offer in offers if not _has(folder / offer.name, offer)]
 
     def bytes_to_fetch(self, offers: Iterable[FileOffer]) -> int:
-        """How many bytes of the offered files are not on the disk yet."""
+        """The number of bytes of the offered files that are not on the disk yet."""
         offers = list(offers)
         folder = self.bundle(manifest_of(offers))
         parts = {offer.name: folder / f"{PART}{offer.name}" for offer in offers}
@@ -146,7 +147,7 @@ class DeviceReleases:
         )
 
     def forget(self) -> None:
-        """Remove all releases, release.json first: it must never name a missing bundle."""
+        """Remove release.json, then all bundles: release.json must never name a missing bundle."""
         self._pointer.unlink(missing_ok=True)
         self.attempts.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -55,7 +55,7 @@ def kept_log(path: Path) -> Iterator[None]:
 
 
 def last_lines(path: Path, most: int) -> list[str]:
-    """The last lines of a log, at most `most`; empty if the log cannot be read."""
+    """The last lines of a log, at most `most` lines. Empty if the log cannot be read."""
     try:
         content = path.read_bytes()
     except OSError:

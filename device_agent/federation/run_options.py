@@ -1,4 +1,4 @@
-"""Options of `edgetailor-agent run`, given on the command line or in the service's TOML file."""
+"""Options of `edgetailor-agent run`. They are set on the command line or in a TOML file."""
 
 import dataclasses
 import json
@@ -33,18 +33,20 @@ NUMBER_LIMIT = 2**63
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """All options of `run`. Addresses and secrets are in the state folder instead.
+    """All options of `run`. Addresses and secrets are not options: they are in the state folder.
 
-    The command line and the TOML file have no groups of options: `from_flat` and `to_flat` convert
-    between groups and single options.
+    This class groups some options, but the command line and the TOML file have no groups.
+    `from_flat` and `to_flat` convert between the two forms.
 
     Attributes:
         data: Local data: a file, a folder or `module:callable`.
         state: The device's state folder. None means the default folder.
         training: Options of the training in every round.
-        limits: When to pause.
-        report_classes: If the federation asks for it, also report the evaluation of each class.
-        fine_tune: Fine-tune releases on the samples of this device, if the operator asks for it.
+        limits: The conditions under which the agent pauses.
+        report_classes: If the federation asks for the evaluation of each class, also report this
+            evaluation.
+        fine_tune: If the operator asks for fine-tuning, fine-tune releases on the samples of this
+            device.
         nice: Niceness of the process, 0 to 19.
         log_json: Write the log as JSON lines.
     """
@@ -79,13 +81,13 @@ class RunOptions:
     def for_round(self, work: Work, repeated: int) -> TrainingOptions:
         """The training options of the round of `work`.
 
-        A coordinator could give all other devices a tiny budget, so that a secure sum is almost the
-        update of one device. So devices ignore the budget in secure sums. A repeated training gets
-        another seed, so that its update differs.
+        In secure sums, devices ignore the time budget. Otherwise a coordinator could give all other
+        devices a tiny budget, so that the sum is almost the update of one device. A repeated
+        training gets another seed, so that its update differs.
 
         Args:
             work: The work.
-            repeated: How many updates the device has sent behind masks in this round.
+            repeated: How many masked updates the device has already sent in this round.
         """
         # Imported here: the commands that only read options do not need NumPy.
         from device_agent.training.batching import round_seed

@@ -1,4 +1,4 @@
-"""Adds the update of a device to the secure sum of its round, in place of sending the update."""
+"""Adds the update of a device to the secure sum of its round, instead of sending the update."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ NEW_TERMS_S = 30.0
 
 
 def kept_apart(work: Work) -> float:
-    """The share of samples that devices keep apart to judge models."""
+    """The share of samples that devices use only to judge models."""
     return 0.0 if work.evaluation is None else work.evaluation.share
 
 
@@ -50,7 +50,7 @@ class SecureSending(NamedTuple):
         client: Makes the device's requests.
         key: The coordinator's key, which signs groups.
         rest: Waits for a number of seconds.
-        seed: The seed of the device's trainings; the seed decides how numbers are rounded.
+        seed: The seed of the device's trainings. The seed also determines how numbers are rounded.
     """
 
     folder: DeviceState
@@ -64,7 +64,8 @@ class SecureSending(NamedTuple):
 
         Returns:
             Whether the update is in the sum, as far as the device knows. If the coordinator repeats
-            the sum after the masked update was sent, the device trains again.
+            the sum after the masked update was sent, the result is False, and the device trains
+            again.
 
         Raises:
             RefusedError: The round continued without this device.

@@ -1,4 +1,4 @@
-"""The round in which a device does not take part, because its training has failed permanently."""
+"""The round that a device skips because its training has failed permanently."""
 
 import time
 
@@ -10,18 +10,18 @@ SKIP_ROUND_S = 3600.0
 
 
 class SkippedRound:
-    """Remembers the last round that was skipped. After a restart it is not known."""
+    """Remembers the last round that was skipped, until the agent restarts."""
 
     def __init__(self) -> None:
         self._round: tuple[int, str] | None = None
         self._since = 0.0
 
     def skip(self, round_: int, manifest: str) -> None:
-        """Skip the round while it offers this manifest, which is empty if it is not known."""
+        """Skip the round while it offers this manifest. An unknown manifest is an empty text."""
         self._round, self._since = (round_, manifest), time.monotonic()
 
     def forget(self) -> None:
-        """Skip no round."""
+        """Do not skip any round."""
         self._round = None
 
     def has(self, work: Work) -> bool:

@@ -21,9 +21,8 @@ log = logging.getLogger(__name__)
 class SpentPrivacy(Struct, frozen=True, kw_only=True):
     """The content of privacy.json.
 
-    `delta` is the delta of the last round. Each entry of `steps` has a sampling probability, a
-    noise multiplier and a number of training steps. There is one entry for each pair of probability
-    and multiplier.
+    `delta` is the delta of the last round. `steps` has one entry for each pair of sampling
+    probability and noise multiplier. An entry also has the number of training steps with this pair.
     """
 
     delta: float
@@ -31,7 +30,7 @@ class SpentPrivacy(Struct, frozen=True, kw_only=True):
 
 
 def read_spent(path: Path) -> SpentPrivacy | None:
-    """Read privacy.json; None if this device has not trained with privacy.
+    """Read privacy.json. Returns None if this device has not trained with privacy.
 
     Raises InputError if the file is damaged.
     """
@@ -53,7 +52,7 @@ def read_spent(path: Path) -> SpentPrivacy | None:
 def add_spent(path: Path, more: "SampleSteps", delta: float) -> None:
     """Add the steps of a training to privacy.json, and log the sum.
 
-    Raises InputError like `read_spent`.
+    Raises InputError for the same reason as `read_spent`.
     """
     earlier = read_spent(path)
     totals = {(q, z): steps for q, z, steps in earlier.steps} if earlier is not None else {}
@@ -65,7 +64,7 @@ def add_spent(path: Path, more: "SampleSteps", delta: float) -> None:
 
 
 def spent_text(path: Path) -> str | None:
-    """Describe what privacy.json says; None if there is no such file."""
+    """Describe the content of privacy.json. Returns None if there is no such file."""
     spent = read_spent(path)
     if spent is None:
         return None

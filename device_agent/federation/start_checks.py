@@ -1,4 +1,4 @@
-"""Checks that `run` makes before its first request, and `install-service` before writing files."""
+"""Checks before `run` makes its first request, and before `install-service` writes files."""
 
 import device_agent.training.bundle_training  # noqa: F401 - the idle agent has the runtime loaded
 from device_agent.data.local_data import check_source
@@ -22,7 +22,7 @@ def check_start(options: RunOptions, *, data: bool = True) -> tuple[Identity, Us
     Raises:
         InputError: The device has not joined, or this machine cannot enforce a limit.
         DataError: No bundle could be trained on these data.
-        LimitError: The agent alone already uses `max_memory`.
+        LimitError: Even without a training, the agent uses `max_memory` or more.
     """
     identity = DeviceState(options.state or default_state()).member()
     options.limits.check()

@@ -1,7 +1,7 @@
 """The last message of a device to its coordinator, so that no round waits for the device.
 
-The message leaves the device. It has no folder names, because they may contain the owner's name,
-and no values from the data.
+The message leaves the device. So it has no values from the data, and no folder names, because
+folder names may contain the owner's name.
 """
 
 import re
@@ -22,9 +22,10 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def stop_report(error: BaseException, round_: int) -> Stopped | None:
-    """Describe the `error` that ends the agent in `round_`. Returns None for AuthorisationError.
+    """Describe the `error` that ends the agent in `round_`. Returns None for an AuthorisationError.
 
-    After that error the coordinator no longer knows the device, so no round waits for the device.
+    An AuthorisationError means that the coordinator no longer knows the device, so no round waits
+    for it.
     """
     if isinstance(error, AuthorisationError):
         return None
@@ -66,8 +67,7 @@ def reported(error: EdgeTailorError) -> str:
 def without_folders(text: str, values: Iterable[object] = ()) -> str:
     """Replace each path in `text` by its file name.
 
-    Paths are the values in `values` that have a slash, and all parts of `text` that look like a
-    path.
+    A path is a value in `values` that has a slash, or a part of `text` that looks like a path.
 
     Examples:
         >>> without_folders("/home/ann/a.npz: y in my data/b.npz", ["my data/b.npz"])

@@ -1,7 +1,7 @@
 """Counts failed trainings of the current submodel, including trainings whose process was killed.
 
-The count is kept in the state folder. If the system kills the agent repeatedly because memory ran
-out, the next process detects it.
+The count is stored in the state folder. If the system kills the agent because memory ran out, the
+next process detects this and counts it.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class Record(Struct, frozen=True, kw_only=True):
         round: The round of the last training.
         failures: Failures in a row.
         reason: Message of the last failure.
-        boot: Id of the boot during which a training is running; None if none is running.
+        boot: Id of the boot during which a training is running; None if no training is running.
     """
 
     submodel: str
@@ -82,10 +82,10 @@ class Attempts:
 
     @contextmanager
     def attempt(self, submodel: str, round_: int) -> Iterator[None]:
-        """Record a training of `submodel` that runs inside the block.
+        """Record a training of `submodel`, which runs inside the block.
 
-        Only failures of the submodel itself count. The count does not change if the user, a signal
-        such as SIGTERM or an error of another kind ends the training.
+        Only LimitError and UpdateError count as failures. If the user, a signal such as SIGTERM or
+        another error ends the training, the count does not change.
 
         Raises:
             TrainingFailedError: The block raised LimitError or UpdateError.
@@ -144,7 +144,7 @@ class Attempts:
 
 
 def wait_after(failures: int) -> float:
-    """Seconds to wait for the next attempt if the last `failures` attempts have failed."""
+    """How many seconds to wait before the next attempt if `failures` attempts in a row failed."""
     return min(FIRST_WAIT_S * 2.0 ** (failures - 1), LONGEST_WAIT_S)
 
 

@@ -1,4 +1,4 @@
-"""Checks when work was signed, so that nobody can make a device train old work again."""
+"""Checks the age of signed work, so that nobody can make a device train old work again."""
 
 from device_agent.formats.protocol.rounds import Work
 from device_agent.system.clock import Clock, time_text
@@ -12,9 +12,9 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
     """Check that `work`, whose signature is valid, was signed recently.
 
     If `work` seems to be from the future, the clock of the device or of the coordinator is wrong.
-    If a time service has set this device's clock, the work is refused. Otherwise the work is
-    accepted if this clock is believable (see `Clock`). In that case `newest` does not change,
-    because the coordinator's clock may be wrong.
+    Such work is refused if a time service has set the device's clock. Otherwise it is accepted if
+    the device's clock is believable (see `Clock`). Then `newest` does not change, because the
+    coordinator's clock may be wrong.
 
     Args:
         work: The work.
@@ -22,7 +22,7 @@ def check_age(work: Work, newest: int, clock: Clock) -> int:
         clock: The device's clock.
 
     Returns:
-        The new value of `newest`, to store.
+        The new value of `newest`. The caller stores it.
 
     Raises:
         TrustError: The work is too old, or the clock is wrong.

@@ -1,4 +1,4 @@
-"""Writes files atomically, so that a reader sees a whole file or none. Also hashes files."""
+"""Writes files atomically: a reader sees the complete file or no file. Also hashes files."""
 
 import ctypes
 import hashlib
@@ -44,7 +44,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def stream_file(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
-    """Replace `path` atomically, like `write_file`. `write` gets a file and writes the content."""
+    """Replace `path` atomically, like `write_file`. `write` writes the content to an open file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary file is in the same folder: a rename is atomic within one file system only.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -92,7 +92,7 @@ def refuse_existing(out: Path, force: bool = False) -> None:
 def check_file_place(out: Path, force: bool = False) -> None:
     """Raise InputError if `write_file` cannot write `out`, or may not replace it.
 
-    Commands call this before long work, so that a wrong place is reported at once.
+    Commands call this before they start long work, so that a wrong path is reported at once.
     """
     if out.is_dir():
         raise InputError(
@@ -144,11 +144,11 @@ def check_file_place(out: Path, force: bool = False) -> None:
 def write_folder(
     out: Path, files: Mapping[str, bytes], force: bool = False, staging: Path | None = None
 ) -> None:
-    """Create the folder `out` with `files` (contents by name) atomically.
+    """Create the folder `out` with `files` (a mapping from names to contents) atomically.
 
-    An existing folder is refused. With `force`, the new folder replaces the existing folder as soon
-    as the new folder is complete, on Linux in one step. Until then, the new files are in `staging`,
-    a folder on the same file system. By default, `staging` is the parent of `out`.
+    If `out` exists, it is refused, unless `force` is set. With `force`, the new folder replaces
+    `out` when it is complete, on Linux in one step. Incomplete files are in `staging`, a folder on
+    the same file system. By default, `staging` is the parent of `out`.
     """
     refuse_existing(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def write_folder(
 def exchange(first: Path, second: Path) -> bool:
     """Exchange two folders of one file system atomically.
 
-    Returns False if the system cannot do this. Only Linux can, with most file systems.
+    Returns False if the system does not support this. Linux supports it with most file systems.
     """
     try:
         rename = ctypes.CDLL(None).renameat2

@@ -1,4 +1,4 @@
-"""Reading a bundle. Every file is checked before anything in it runs."""
+"""Reads bundles. Every file is checked before anything in it runs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Bundle:
 
     Every bundle has the signatures `predict` (samples -> output) and `evaluate` (samples, labels ->
     loss). For a classification, `evaluate` also returns the number of correct predictions. The
-    schedule names the signatures that train.
+    schedule lists the signatures for training.
 
     Attributes:
         folder: The folder of the bundle.
@@ -91,8 +91,8 @@ def open_bundle(folder: Path) -> Bundle:
     """Open and check the bundle in `folder`.
 
     Raises:
-        BundleError: A file is missing, truncated or altered, the manifest contradicts itself or
-            lacks a form of a graph, or this version does not read the format.
+        BundleError: A file is missing, truncated or altered. Or the manifest contradicts itself or
+            lacks a form of a graph. Or this version does not read the format.
     """
     path = folder / MANIFEST
     data = manifest_bytes(folder)
@@ -210,10 +210,10 @@ def training_of(bundle: Bundle) -> Train:
 
 
 def structure(manifest: Manifest) -> str:
-    """The SHA-256 of all ports and the tensor table, which are the same in every round.
+    """The SHA-256 of all ports and of the tensor table. It stays the same in every round.
 
-    The page for phones computes the same hash. Ranges of random samples are left out, because
-    JavaScript writes their numbers differently.
+    The web page for phones computes the same hash. The hash does not cover the ranges of random
+    samples, because JavaScript writes these numbers differently.
     """
 
     def plain(ports: Iterable[Port]) -> list[Port]:

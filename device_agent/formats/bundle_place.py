@@ -1,6 +1,6 @@
 """Checks whether a bundle may be written to a folder.
 
-The check does not need torch, so it can run before torch is imported.
+The check does not need torch, so commands run it before they import torch.
 """
 
 import json
@@ -14,15 +14,16 @@ from profiles.errors import InputError
 
 
 def check_bundle_place(out: Path, force: bool = False) -> None:
-    """Refuse a folder to which a bundle cannot be written.
+    """Raise an error for a folder to which a bundle cannot be written.
 
     Args:
         out: The bundle folder to be written.
         force: Allow an existing bundle or an empty folder to be replaced. A folder with other files
-            is never replaced, because they would be lost.
+            is never replaced, because these files would be lost.
 
     Raises:
-        InputError: `out` exists, and `force` is not set or `out` has more than a bundle.
+        InputError: `out` exists, but `force` is not set. Or `out` contains files that are not part
+            of a bundle.
     """
     refuse_existing(out, force)
     if not os.path.lexists(out):
@@ -50,7 +51,7 @@ def check_bundle_place(out: Path, force: bool = False) -> None:
 
 
 def foreign_file(folder: Path) -> str | None:
-    """Find a file in `folder` that is not part of a bundle. None for a bundle or an empty folder.
+    """Find a file in `folder` that is not part of a bundle. Returns None if there is no such file.
 
     The manifest may have another version. If the manifest is damaged, graphs and weights do not
     count as part of the bundle.

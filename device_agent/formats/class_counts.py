@@ -1,4 +1,4 @@
-"""The accuracy of each class, from counts of its labels and of its correct predictions."""
+"""Computes the accuracy of each class from the counts of labels and of correct predictions."""
 
 import math
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ def class_accuracies(counts: ClassCounts) -> list[float | None]:
 
 
 def mean_of_classes(counts: ClassCounts) -> float | None:
-    """The mean accuracy of the classes that have labels (balanced accuracy), or None.
+    """The mean accuracy of the classes that have labels (balanced accuracy).
 
-    Each class counts once, whatever its number of labels. None means that no class has labels.
+    All classes have equal weight, even if they have different numbers of labels. Returns None if no
+    class has labels.
 
     Examples:
         >>> mean_of_classes([(90, 90), (10, 5), (0, 0)])
@@ -35,12 +36,13 @@ def mean_of_classes(counts: ClassCounts) -> float | None:
 
 
 def worst_class(counts: ClassCounts) -> int | None:
-    """The class with the lowest accuracy, if it is far below the mean of the classes; else None.
+    """The class with the lowest accuracy, if this accuracy is far below the mean; else None.
 
-    A class is far below the mean if two conditions hold. First, its accuracy is lower by more than
-    FAR. Second, chance does not explain this: suppose that each of its labels is predicted
-    correctly with the mean accuracy as probability. Then so few correct predictions have a binomial
-    probability below CHANCE divided by the number of classes.
+    A class is far below the mean if two conditions hold. First, its accuracy is lower than the mean
+    by more than FAR. Second, chance does not explain this difference. To test this, assume that
+    each label of the class is predicted correctly with a probability equal to the mean accuracy.
+    Under this assumption, the binomial probability of so few correct predictions must be below
+    CHANCE divided by the number of classes.
 
     Examples:
         >>> worst_class([(100, 95), (100, 90), (100, 40)])

@@ -1,4 +1,4 @@
-"""How a device counts its predictions of samples on which it does not train."""
+"""Counts how well a model predicts the samples of a device on which it does not train."""
 
 import math
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ DIVERGED = "The loss is not finite: training diverged. Lower the learning rate."
 class EvaluationRequest:
     """Asks devices to judge the models of a federation (federated evaluation).
 
-    Each device keeps the `share` of its samples apart and never trains on them. It evaluates models
-    on these samples and sends counts only, see EvaluationCounts. With `by_class` it also
-    sends the counts of each class, if its owner agrees.
+    Each device never trains on the `share` of its samples. It evaluates models on these samples and
+    sends only counts, see EvaluationCounts. If `by_class` is set and the owner agrees, the device
+    also sends the counts of each class.
     """
 
     share: Annotated[float, Meta(gt=0, le=0.5)]
@@ -37,10 +37,11 @@ class EvaluationRequest:
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """Mean `loss` over the labels of `samples` samples, and how many predictions are `correct`.
+    """The mean `loss` over the labels of some samples, and the number of `correct` predictions.
 
-    `counted` is the number of labels that count: samples, or positions that are not ignored. Agents
-    before 0.2 do not send it. `correct` is None for a regression.
+    `samples` is the number of samples. `counted` is the number of labels that count: samples, or
+    positions that are not ignored. Agents before 0.2 do not send `counted`. `correct` is None for a
+    regression.
     """
 
     samples: Count
@@ -60,22 +61,22 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
 
 class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a model predicts samples on which its device never trains.
+    """Counts of a model's predictions for samples on which the device never trains.
 
-    Counts can be added up over devices, and say nothing about a single sample.
+    Counts can be added up over devices, and they reveal nothing about a single sample.
 
     Attributes:
         samples: Number of evaluated samples.
-        counted: Number of evaluated labels. If each position has a label, ignored positions do not
-            count.
-        correct: How many of these labels are predicted correctly. None for a regression and for
-            label sequences (CTC).
-        loss_sum: Sum of the loss over these labels. In a regression the loss of a sample is its
-            mean squared error.
+        counted: Number of evaluated labels. If each position of a sample has a label, ignored
+            positions do not count.
+        correct: How many of the evaluated labels are predicted correctly. None for a regression and
+            for label sequences (CTC).
+        loss_sum: Sum of the loss over the evaluated labels. In a regression, the loss of a sample
+            is its mean squared error.
         absolute_sum: For a regression, the sum of the mean absolute errors of the samples. None for
             other models, and for bundles of version 0.2 and before.
-        classes: For each class, its number of labels and how many labels are predicted correctly.
-            None unless the federation asks for it and the owner agrees.
+        classes: For each class, the number of labels and the number of correctly predicted labels.
+            None unless the federation asks for these counts and the owner agrees.
         metrics: For each metric of the loss, by name: the sum of its values over the samples. None
             if the loss has no metrics.
     """
@@ -104,7 +105,7 @@ class EvaluationCounts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """How a device predicts its held-out samples with a model that it does not train.
+    """A device's evaluation of a model that it does not train, on its held-out samples.
 
     `bundle` is the SHA-256 of the manifest of the evaluated bundle.
     """
@@ -121,10 +122,10 @@ class LocalEvaluation(Struct, frozen=True, kw_only=True):
 
 
 def finite_counts(counts: EvaluationCounts) -> EvaluationCounts:
-    """Return `counts` without sums that are not finite, for messages, which cannot hold them.
+    """Return `counts` without sums that are not finite, because messages cannot contain them.
 
-    A loss that is not finite becomes the largest loss that its labels can have: a model that has
-    diverged is the worst, and a device that reported nothing could not vote against it. Other sums
+    If the loss is not finite, it becomes the largest loss that the labels can have. Without this
+    value, a device could not vote against a model that has diverged. Other sums that are not finite
     are left out.
 
     Examples:
@@ -142,9 +143,9 @@ def finite_counts(counts: EvaluationCounts) -> EvaluationCounts:
 
 
 def check_counts(counts: EvaluationCounts, origin: str, *, signed: bool = False) -> None:
-    """Raise UpdateError if no evaluation of samples can give `counts`.
+    """Raise UpdateError if `counts` are impossible for an evaluation of samples.
 
-    With `signed` the loss may be below zero, as for some losses that users write.
+    If `signed` is set, the loss may be below zero. Some losses that users write are below zero.
     """
     sums = (counts.loss_sum, *(counts.metrics or {}).values())
     if not all(map(math.isfinite, sums)):

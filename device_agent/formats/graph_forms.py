@@ -4,9 +4,9 @@ In addition to a graph, `train.onnx`, a bundle may have other forms of this grap
 results:
 
 - `train.nchwc16.onnx`, for ONNX Runtime's blocked convolutions, which store images in blocks of 16
-  channels. A device can only run this form if its runtime uses blocks of the same size.
-- `train.winograd.onnx`, for runtimes without blocked convolutions. This form needs fewer
-  multiplications and more memory.
+  channels. A device can run this form only if its runtime uses blocks of the same size.
+- `train.winograd.onnx`, for runtimes without blocked convolutions. This form uses Winograd's
+  method, which needs fewer multiplications and more memory.
 
 A device does not need or download the forms that it does not run.
 """
@@ -40,6 +40,6 @@ def form_file(graph: str, form: str) -> str:
 
 
 def form_of(file: str) -> str | None:
-    """The form that the name of a graph's file states; None if every device may need the file."""
+    """The form in the file name of a graph. Returns None if every device may need the file."""
     matched = PATTERN.search(file)
     return matched[1] if matched else None

@@ -1,7 +1,7 @@
-"""The range of the numbers in a sample, from which random samples are drawn.
+"""The range of the numbers in a sample. Random samples are drawn from this range.
 
-Without a range, random samples are standard normal numbers. Models that use some numbers as ids,
-for example of an embedding, fail on such samples. The user gives the range, or the range is taken
+Without a range, random samples are standard normal numbers. A model that uses some numbers as ids,
+for example for an embedding, fails on such samples. The user gives the range, or the range is taken
 from real samples.
 """
 
@@ -29,8 +29,8 @@ class Interval(
 ):
     """The range of `count` successive numbers of a sample.
 
-    The numbers are uniform from `low` to `high`, and whole if `whole` is true. Without `low` and
-    `high` they are standard normal.
+    Random numbers are uniform from `low` to `high`. If `whole` is true, they are whole. Without
+    `low` and `high`, they are standard normal.
     """
 
     low: Finite | None = None
@@ -59,7 +59,7 @@ def draw_samples(
         normal: Draws standard normal numbers.
 
     Returns:
-        Numbers of `shape`, float64.
+        An array of `shape`, float64.
 
     Examples:
         >>> import numpy as np
@@ -103,7 +103,7 @@ def fits(input_range: InputRange, numbers: int) -> bool:
 
 
 def range_of(samples: "np.ndarray") -> InputRange:
-    """The range of the numbers in real `samples` (n, *sample shape), n at least 2.
+    """The range of the numbers in at least two real `samples` (n, *sample shape).
 
     Each number of a sample has its own interval from the smallest to the largest value. In large
     samples, such as pictures, all positions along the longest axes share one interval.
@@ -136,7 +136,7 @@ def range_of(samples: "np.ndarray") -> InputRange:
 
 
 def repeated(intervals: Sequence[Interval]) -> InputRange:
-    """Shorten `intervals` (one for each number): join equal neighbours, drop repetitions."""
+    """Shorten `intervals`, one for each number: join equal neighbours and remove repetitions."""
     number = len(intervals)
     for period in range(1, number + 1):
         if number % period == 0 and intervals[period:] == intervals[:-period]:

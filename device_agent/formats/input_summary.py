@@ -1,7 +1,7 @@
-"""A coarse summary of a device's samples, which shows whether its sensor uses other units.
+"""A coarse summary of a device's samples. It shows whether a sensor uses other units.
 
-The summary reveals little else about the samples. If a model has batch norm, samples in other units
-hardly change the loss, so nobody would notice the other units without the summary.
+The summary reveals little more about the samples. If a model has batch norm, samples in other units
+hardly change the loss. So nobody would notice the other units without the summary.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ def summary_of(
 ) -> InputSummary | None:
     """Summarise the samples `x` (n, channels, ...).
 
-    If `x` is a memory-mapped file, `rows` is the function that copies samples by index. Returns
-    None for integers, such as word ids, and for fewer than `LEAST_SAMPLES` samples.
+    If `x` is a memory-mapped file, the function `rows` copies samples by index. Returns None if the
+    samples are integers, such as word ids, or fewer than `LEAST_SAMPLES`.
 
     Examples:
         >>> summary_of(np.arange(400, dtype=np.float32).reshape(200, 2)).channels

@@ -1,4 +1,4 @@
-"""Whether samples from pictures or CSV files have the labels that a model takes."""
+"""Checks whether samples from pictures or CSV files have the labels that a model takes."""
 
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Dtype
@@ -9,7 +9,7 @@ from device_agent.formats.preprocessing import Preprocessing, misfit
 def misfit_of_labels(
     preprocessing: Preprocessing, labels: LabelRule, sample_shape: tuple[int, ...], dtype: Dtype
 ) -> str | None:
-    """Explain why files do not fit a model with these samples and labels; None if they fit."""
+    """Explain why files do not fit a model with these samples and labels; None if files fit."""
     if labels.independent:
         return "its loss takes several labels of a sample, which only arrays can contain"
     if any(part.name for part in labels.parts):

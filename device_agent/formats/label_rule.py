@@ -16,18 +16,18 @@ class LabelRule:
     """The labels that a model takes.
 
     Attributes:
-        classes: The size of the output's class axis; with size 1 the labels are 0 and 1. None for a
-            regression, and if the model is not known yet.
-        shape: Shape of the labels of one sample: () for one class a sample, (t,) for a class for
-            each step of a sequence, (h, w) for a class for each point of an image. A regression has
-            the shape of the output. None if the model is not known yet.
+        classes: The size of the output's class axis. If the size is 1, the labels are 0 and 1. None
+            for a regression, or if the model is not known yet.
+        shape: Shape of the labels of one sample: () for one class, (t,) for a class for each step
+            of a sequence, (h, w) for a class for each point of an image. In a regression it is the
+            shape of the output. None if the model is not known yet.
         dtype: int64 for classes, float32 for a regression.
-        sequence: Whether the labels of a sample are one sequence (CTC). Then IGNORED is only
-            allowed after the end of the sequence, and 0, the blank, is not a label.
+        sequence: Whether the labels of a sample are one sequence (CTC). In a sequence, IGNORED is
+            allowed only after the end, and 0 is not a label, because it is the blank.
         parts: The arrays of labels that are packed into one float32 array, because only the loss
-            knows their meaning; empty for all other labels.
-        independent: Whether each number of the output answers a yes-or-no question of its own
-            (multi-label). The labels, 0 and 1, then have the shape of the output.
+            knows their meaning. Empty for all other labels.
+        independent: Whether each number of the output answers a separate yes-or-no question
+            (multi-label). If so, the labels are 0 and 1 and have the shape of the output.
 
     Examples:
         >>> LabelRule(10).highest, LabelRule(1).highest
@@ -43,7 +43,7 @@ class LabelRule:
 
     @property
     def as_read(self) -> "LabelRule":
-        """If the labels are one packed array, its rule before packing; otherwise this rule."""
+        """The rule for the labels before they are packed. Without packing, it is this rule."""
         if len(self.parts) != 1:
             return self
         (part,) = self.parts
@@ -56,7 +56,7 @@ class LabelRule:
 
 
 def label_rule(manifest: Manifest) -> LabelRule:
-    """The rule for labels that fit the bundle of `manifest`, even if the bundle only predicts."""
+    """The rule for labels of the bundle with `manifest`, even if this bundle only predicts."""
     if manifest.output is not UNSET:
         return predicted_labels(manifest, manifest.output)
     ports = (port for signature in manifest.signatures.values() for port in signature.inputs)
@@ -66,9 +66,9 @@ def label_rule(manifest: Manifest) -> LabelRule:
 
 
 def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
-    """The rule for labels that fit the predictions of an inference bundle.
+    """The rule for labels that fit the predictions of a bundle that only predicts.
 
-    The rule follows from `output`, the shape of the model's output and the number of classes.
+    The rule is derived from `output`, the shape of the model's output, and the number of classes.
     """
     shape = tuple(n for n in manifest.signatures[PREDICT].outputs[0].shape[1:] if n is not None)
     if output in ("numbers", "outputs"):
@@ -83,9 +83,9 @@ def predicted_labels(manifest: Manifest, output: Output) -> LabelRule:
 def rule_of(
     port: Port | None, classes: int, output: tuple[int | None, ...] | None = None
 ) -> LabelRule:
-    """The rule for the labels that `port` takes. If `port` is None, a sample has one class.
+    """The rule for the labels that `port` takes. If `port` is None, each sample has one class.
 
-    `output` is the shape of the model's output, with the batch.
+    `output` is the shape of the model's output, including the batch axis.
     """
     if port is None:
         return LabelRule(classes)
@@ -113,7 +113,7 @@ def output_of(labels: LabelRule) -> Output:
 
 
 def class_axis(axes: int) -> int:
-    """The class axis of a model's output with this number of axes, the batch axis included.
+    """The class axis of a model's output with `axes` axes, including the batch axis.
 
     The class axis is the second axis. In models of sequences it is the last axis: their output is
     (batch, t, classes).

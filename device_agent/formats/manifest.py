@@ -1,8 +1,8 @@
-"""The manifest of a bundle: everything that the agent knows about its work, as typed JSON.
+"""The manifest of a bundle: everything that the agent knows about the bundle, as typed JSON.
 
 A bundle is a folder of plain files: `manifest.json`, graphs and `weights.safetensors`. The agent
-knows *signatures* (graphs with named inputs and outputs), *tensors* (the state that they read and
-write) and a *schedule* (which signature runs on which data). The agent does not know submodel
+knows *signatures* (graphs with named inputs and outputs), *tensors* (the state that signatures read
+and write) and a *schedule* (which signature runs on which data). It does not know submodel
 families.
 """
 
@@ -55,16 +55,16 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the arrays that a packed port holds side by side, see `formats/packing.py`.
+    """One of the arrays that a packed port contains side by side, see `formats/packing.py`.
 
     Attributes:
-        name: The array's name. A model's outputs without names are numbered from "0". Empty if the
-            port has only this array: then the array has the name of the port.
+        name: The array's name. If a model's outputs have no names, they are numbered from "0". If
+            the port has only this array, `name` is empty and the array has the name of the port.
         shape: Shape of one sample.
-        dtype: Type of the array before it is packed. In the port all numbers are float32.
+        dtype: Type of the array before it is packed. After packing, all numbers are float32.
         limit: int64 numbers are at least 0 and below this number. Labels with more axes than the
-            batch may also be -100, which is ignored. Labels with a limit of 0 are in no file: the
-            loss reads none, and the port gets a zero for each sample.
+            batch may also be -100, which is ignored. If labels have a limit of 0, the loss reads no
+            labels: no file contains them, and the port gets a zero for each sample.
         output: How an output is turned into probabilities; None for other parts.
     """
 
@@ -82,22 +82,23 @@ class Port(Struct, frozen=True, kw_only=True):
     with an output:
 
     - `samples`: a batch of the source data set.
-    - `labels`: the labels of this batch. They are int64 classes, one for each sample or for each
-      position of the model's output, or float32 numbers in the shape of the output.
-    - `classes`: 1 for every class that occurs in the device's samples, 0 for the others.
+    - `labels`: the labels of this batch. Labels are int64 classes, one for each sample or each
+      position of the model's output. In a regression they are float32 numbers in the shape of the
+      output.
+    - `classes`: 1 for every class that occurs in the device's samples, 0 for all other classes.
     - `scalar`: a number that the schedule gives.
     - `seed`: a new random integer from 0 to 2^31 - 2 (for dropout).
     - `gradient`: as an output, the gradient of one sample; as an input, the noised mean of these
-      gradients. An input has the name of the output that it belongs to.
+      gradients. The input and the output have the same name.
     - `state`: the tensor whose name is in `state`.
     - `metric`: a number to report.
 
-    With `sequence` the labels of a sample are one sequence (CTC). Then -100 is only allowed after
-    the end of the sequence, and 0, the blank, is not a label.
+    If `sequence` is set, the labels of a sample are one sequence (CTC). In a sequence, -100 is
+    allowed only after the end, and 0 is not a label, because it is the blank.
 
-    A port of kind `samples` or `labels` with `parts` is packed: it holds several arrays, each
-    flattened to (batch, k), as float32 numbers side by side. Other ports leave `parts` out, because
-    older agents refuse fields that they do not know.
+    If a port of kind `samples` or `labels` has `parts`, the port is packed: it contains several
+    arrays side by side as float32 numbers, each flattened to (batch, k). Other ports leave `parts`
+    out, because older agents refuse unknown fields.
 
     `range` is the range of the numbers in random samples. If the numbers are standard normal,
     `range` is left out, because older agents refuse unknown fields.
@@ -114,14 +115,14 @@ class Port(Struct, frozen=True, kw_only=True):
 
     @property
     def packed(self) -> tuple[Part, ...]:
-        """The arrays that the port holds side by side; empty if it holds one array unchanged."""
+        """The arrays that the port contains side by side. Empty if it has one unchanged array."""
         return () if self.parts is msgspec.UNSET else self.parts
 
 
 class Signature(Struct, frozen=True, kw_only=True):
-    """A graph and its ports. Outputs of kind `state` replace the tensors that they name.
+    """A graph and its ports. An output of kind `state` replaces the tensor that it names.
 
-    `graph` is the file with the graph. A TFLite file has all signatures of a bundle, by name.
+    `graph` is the file with the graph. A TFLite file contains all signatures of a bundle.
     `peak_bytes` is the predicted process peak of one run on one batch, above the idle agent:
     session, tensors, inputs and outputs. `peak_bytes` is None if there is no prediction.
     `winograd_peak_bytes` is the same prediction for the Winograd form of the graph, if the bundle
@@ -137,7 +138,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     in_place: tuple[str, ...] = ()
 
     def overwritten(self) -> dict[str, str]:
-        """The input that each output of `in_place` may overwrite, by output name."""
+        """Map each output of `in_place` to the input that it may overwrite."""
         inputs = {port.state: port.name for port in self.inputs if port.state is not None}
         return {
             port.name: inputs[port.state]
@@ -153,17 +154,17 @@ class TensorEntry(Struct, frozen=True, kw_only=True):
 
     - `parameter`: trained and uploaded.
     - `buffer`: updated by the forward pass and uploaded.
-    - `optimizer`: exists for one round.
+    - `optimizer`: state of the optimizer, which is kept for one round.
     - `personal`: stays on the device from round to round and is never uploaded.
-    - `frozen`: only read. If a single graph reads the tensor, it may be a constant of this graph
-      instead of a port. Then the table does not list the tensor.
+    - `frozen`: only read. If only one graph reads the tensor, it may be a constant of this graph
+      instead of a port. The table does not list such constants.
 
     `stands_for` names the global parameter to which this tensor belongs. If the tensor is a factor
     of this parameter, `factor` names the factor; otherwise the tensor is the parameter itself. If
-    the tensor is only a part of the global parameter, `part` gives for each axis the ranges [start,
-    stop) in order. `stored` is false for tensors that start as zeros and are not in the bundle.
-    With `by_class`, the first axis has a row for every class. The server then averages only the
-    rows of classes that occur in the device's samples.
+    the tensor is only a part of the global parameter, `part` lists the ranges [start, stop) of each
+    axis. If `stored` is false, the tensor is not in the bundle and starts as zeros. If `by_class`
+    is set, the first axis has a row for every class. The server then averages only the rows of
+    classes that occur in the device's samples.
     """
 
     name: str
@@ -183,7 +184,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do", om
     This is one step of EmbracingFL's multi-step forward pass (Algorithm 1). The agent releases the
     graph and its state before the next instruction.
 
-    `dtype` is the type of the numbers in the recorded file. Graphs still read and write float32.
+    `dtype` is the type of the numbers in the recorded file. The graphs read and write float32.
     """
 
     signature: str
@@ -195,7 +196,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="record", tag_field="do", om
 class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field="do"):
     """Run `signature` once to fill the personal tensors that the device does not have yet.
 
-    With `every_round` they are filled in every round, even if the device has them.
+    If `every_round` is set, these tensors are filled in every round, even if the device has them.
     """
 
     signature: str
@@ -203,10 +204,10 @@ class Initialise(Struct, frozen=True, kw_only=True, tag="initialise", tag_field=
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """Run `signature` `times` times on one batch. `inputs` are its scalar inputs by name.
+    """Run `signature` on one batch, `times` times. `inputs` has its scalar inputs by name.
 
-    With `each_sample` it runs on each sample of the batch alone. Other steps leave this field out,
-    because older agents refuse fields that they do not know.
+    If `each_sample` is set, the signature runs on each sample of the batch separately. Other steps
+    leave this field out, because older agents refuse unknown fields.
     """
 
     signature: str
@@ -218,10 +219,11 @@ class Step(Struct, frozen=True, kw_only=True):
 class SamplePrivacy(Struct, frozen=True, kw_only=True):
     """Differential privacy for the samples of a device (DP-SGD, Abadi et al. 2016).
 
-    The gradient of each sample is clipped to the L2 norm `clip`, over all its tensors. The sum over
-    a batch gets Gaussian noise with the standard deviation `noise_multiplier` * `clip`, and is
-    divided by `batch_size`. Each sample is in a batch with the same probability, independently of
-    other samples. Devices report epsilon for `delta` to their owners.
+    The gradient of each sample is clipped: its L2 norm over all tensors is at most `clip`. The
+    gradients of a batch are added up. The sum gets Gaussian noise with the standard deviation
+    `noise_multiplier` * `clip` and is divided by `batch_size`. Each sample is in a batch with the
+    same probability, independently of other samples. Devices report epsilon for `delta` to their
+    owners.
     """
 
     clip: Annotated[float, Meta(ge=1e-6, le=1e6)]
@@ -232,8 +234,9 @@ class SamplePrivacy(Struct, frozen=True, kw_only=True):
 class Train(Struct, frozen=True, kw_only=True, tag="train", tag_field="do", omit_defaults=True):
     """Train `epochs` epochs on shuffled batches of `source`; run all `steps` on each batch.
 
-    With `batches` the training ends after this number of batches, even within an epoch. With
-    `privacy` the batches are random, and steps get the gradients of samples only with noise.
+    If `batches` is set, the training ends after this number of batches, even within an epoch. If
+    `privacy` is set, the batches are random, and the gradients get noise before any step reads
+    them.
     """
 
     source: str
@@ -258,13 +261,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """The content of `manifest.json`.
 
     `base` is the fingerprint of the global model from which the bundle was cut. `runtime` is one of
-    `Runtime`. `classes` is the size of the output's class axis; with size 1 the labels are 0 and 1.
-    Samples of type int64 are at least 0 and, if `sample_limit` is given, below it. `preprocessing`
-    defines how pictures or CSV files become samples.
+    `Runtime`. `classes` is the size of the output's class axis. If the size is 1, the labels are 0
+    and 1. Samples of type int64 are at least 0. If `sample_limit` is given, they are also below
+    this limit. `preprocessing` defines how pictures or CSV files become samples.
 
-    A bundle with `output` only predicts: its graphs hold the weights, and its schedule only records
-    the inputs of the next stage. Bundles that train leave `output` out, because older agents refuse
-    fields that they do not know.
+    If a bundle has `output`, it only predicts: its graphs contain the weights, and its schedule
+    only records the inputs of the next stage. Bundles that train leave `output` out, because older
+    agents refuse unknown fields.
     """
 
     version: int

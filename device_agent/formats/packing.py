@@ -1,6 +1,7 @@
 """Packs several arrays into one, because a bundle has one array of samples, labels and outputs.
 
-Each part is flattened to (n, k) and converted to float32. The parts lie side by side on axis 1.
+Each array, or part, is flattened to (n, k) and converted to float32. The parts are side by side on
+axis 1.
 """
 
 import math
@@ -35,7 +36,7 @@ def array_name(prefix: str, part: Part) -> str:
 
 
 def in_files(parts: Sequence[Part]) -> list[Part]:
-    """The `parts` that files hold. Labels with a limit of 0 do not exist: no loss reads them."""
+    """The `parts` that files contain. No file contains labels with a limit of 0."""
     return [part for part in parts if part.limit != 0]
 
 
@@ -91,5 +92,5 @@ def sample_parts(manifest: Manifest) -> tuple[Part, ...]:
 
 
 def output_parts(manifest: Manifest, signature: str) -> tuple[Part, ...]:
-    """The outputs that `signature` packs into one array; empty if it returns a single output."""
+    """The outputs that `signature` packs into one array. Empty if there is a single output."""
     return manifest.signatures[signature].outputs[0].packed

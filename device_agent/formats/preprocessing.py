@@ -1,7 +1,7 @@
 """The rule by which the owner's files become samples: pictures, or CSV files of a sensor.
 
-The federation's file has the rule, and every manifest contains it. So agents and pages compute the
-same numbers from the same file (`device_agent/data/`, `toolkit/web/phone/agent/preparation.ts`).
+The rule is in the federation's file and in every manifest. So agents and web pages compute the same
+numbers from the same file (`device_agent/data/`, `toolkit/web/phone/agent/preparation.ts`).
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ class Images(
 ):
     """Pictures in folders. Each class has one folder, with the name of the class.
 
-    A picture is scaled to the model's height and width by a triangle filter, which averages the old
-    pixels near each new pixel. The values, from 0 to 1, become (value - mean) / std.
+    A triangle filter scales a picture to the model's height and width: it averages the old pixels
+    near each new pixel. The values, from 0 to 1, become (value - mean) / std.
 
     Attributes:
         classes: Names of the classes, in the order of the model's outputs.
-        fit: `crop` cuts the picture to the model's proportions, equally on both sides; `stretch`
-            distorts the picture.
+        fit: `crop` cuts the picture to the model's proportions, equally on both sides. `stretch`
+            distorts the picture instead.
         mean: A number for each channel; empty means 0.
         std: A number for each channel; empty means 1.
     """
@@ -63,7 +63,8 @@ class Series(
         classes: Names of the classes, in the order of the model's outputs. Without names, the
             labels are the indices of the classes, or the numbers of a regression.
         channels: Whether the columns are the `last` axis of a sample, or the `first`.
-        step: Lines from the start of a window to the start of the next; 0 means a whole window.
+        step: Number of lines from the start of a window to the start of the next window. 0 means
+            the length of a window.
         mean: A number for each column; empty means 0.
         std: A number for each column; empty means 1.
     """
@@ -89,13 +90,13 @@ def misfit(
     labels: Sequence[int] | None = (),
     regression: bool = False,
 ) -> str | None:
-    """Explain why samples from files do not fit a model; None if they fit.
+    """Explain why samples from files do not fit a model. Returns None if they fit.
 
     Args:
         preprocessing: The rule by which files become samples.
         sample_shape: Shape of one sample of the model.
         dtype: Type of the model's samples.
-        classes: Size of the output's class axis; None if it is not known, and for a regression.
+        classes: Size of the output's class axis. None if it is not known, or for a regression.
         labels: Shape of the labels of one sample; None if it is not known.
         regression: Whether the labels are numbers.
 

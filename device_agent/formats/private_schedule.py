@@ -1,4 +1,4 @@
-"""Checks that a bundle with differential privacy for samples uses samples in no other way."""
+"""Checks that a bundle with differential privacy for samples uses samples only with privacy."""
 
 from device_agent.formats.manifest import LOSS, Manifest, Train
 
@@ -7,9 +7,9 @@ OF_ONE_SAMPLE = ("samples", "labels", "scalar", "seed", "state")
 
 
 def keeps_privacy(manifest: Manifest) -> bool:
-    """Whether no sample reaches the update without being clipped and noised.
+    """Whether the gradients of all samples are clipped and noised before they change the update.
 
-    Also true for a manifest that neither promises privacy nor uses its steps and ports.
+    Also true for a manifest that does not promise privacy and does not use its steps and ports.
     """
     trains = [i for i in manifest.schedule if isinstance(i, Train)]
     ports = [p for s in manifest.signatures.values() for p in (*s.inputs, *s.outputs)]

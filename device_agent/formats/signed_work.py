@@ -1,7 +1,7 @@
-"""Signatures of the coordinator on the work of devices, so that nobody in between can replace it.
+"""The coordinator's signatures of messages, so that nobody in between can replace a message.
 
-A device gets the coordinator's public key when it joins, and keeps it. The join token may end in a
-dot and the key's fingerprint. Then only this coordinator can answer the join.
+A device gets the coordinator's public key when it joins, and stores the key. The join token may end
+in a dot and the key's fingerprint. Then only this coordinator can answer the join.
 """
 
 import base64
@@ -75,7 +75,7 @@ def _secure_lines(terms: SecureTerms | None) -> list[str]:
 
 
 def card_text(card: bytes) -> bytes:
-    """The text that is signed for a model card; `card` is the content of `card.json`."""
+    """The text that is signed for a model card. `card` is the content of `card.json`."""
     return b"edgetailor-card-1\n" + card
 
 
@@ -114,7 +114,7 @@ def key_fingerprint(key: str) -> str:
 
 
 def split_token(given: str) -> tuple[str, str | None]:
-    """Split a token into the part that is sent and the fingerprint after the dot.
+    """Split a token into the part before the dot, which is sent, and the fingerprint after the dot.
 
     If the token has no fingerprint, the second value is None.
 
@@ -196,7 +196,7 @@ def check_release(offer: ReleaseOffer, key: str) -> None:
 
 
 def is_signed(key: str, signature: str, text: bytes) -> bool:
-    """Whether the owner of the public `key` (base64) has made `signature` (base64) of `text`."""
+    """Whether `signature` of `text` was made by the owner of the public `key` (both in base64)."""
     # Imported here: `status` and `doctor` do not need this function.
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -22,7 +22,7 @@ ALIGNMENT = 8
 class Tensor(msgspec.Struct, frozen=True):
     """A tensor in the header of a file.
 
-    Its bytes are at `data_offsets`, [start, stop), counted from the end of the header.
+    Its bytes have the positions `data_offsets`, [start, stop), counted from the end of the header.
     """
 
     dtype: str
@@ -33,12 +33,12 @@ class Tensor(msgspec.Struct, frozen=True):
 def read_tensors(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Read the tensors `names`, or all tensors, from a file. Each tensor gets its own memory.
 
-    When memory runs out, the reader of the safetensors library ends the process. This function
-    raises MemoryError instead.
+    If memory runs out, this function raises MemoryError. The reader of the safetensors library
+    would end the process instead.
 
     Raises:
-        SafetensorError: The file is not a safetensors file of float32 and int64 tensors, or it
-            lacks one of `names`.
+        SafetensorError: The file is not a safetensors file of float32 and int64 tensors, or a
+            tensor in `names` is missing.
     """
     with safe_open(path, framework="numpy"):
         pass  # opening checks the header and all offsets

@@ -1,7 +1,7 @@
 """An update: the result that a device sends back after training a bundle.
 
-It is a folder of two files: `update.safetensors` holds the uploaded tensors under their names in
-the bundle, and `update.json` describes them.
+An update is a folder of two files. `update.safetensors` contains the uploaded tensors under their
+names in the bundle. `update.json` describes them.
 """
 
 import math
@@ -46,7 +46,7 @@ float32."""
 class UpdateRecord(Struct, frozen=True, kw_only=True):
     """The content of `update.json`.
 
-    `read_update` returns it together with the tensors. Use the record to log, weigh or refuse an
+    `read_update` returns a record and the tensors. Use the record to log, weigh or refuse an
     update.
 
     Attributes:
@@ -58,17 +58,19 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
         steps: Number of training steps.
         loss_first: Mean loss over the first local epoch; 0 if the bundle promises privacy for
             samples.
-        loss_last: Mean loss over the last local epoch; 0 with privacy.
+        loss_last: Mean loss over the last local epoch; 0 if the bundle promises privacy for
+            samples.
         tensors: The uploaded tensors.
         file: Size and SHA-256 of `update.safetensors`.
-        profile: Time and memory of the training; only devices of a federation send it.
-        validation: The evaluation on held-out samples after each epoch; empty with privacy.
+        profile: Time and memory of the training. Only devices of a federation send this field.
+        validation: The evaluation on held-out samples after each epoch; empty if the bundle
+            promises privacy for samples.
         classes: The classes that the device trained on, ascending; None unless the bundle has a
             masked loss.
         inputs: A coarse summary of the inputs, if the coordinator sent a summary of its samples.
-            Otherwise the field is absent, because coordinators before 0.2 refuse it.
-        evaluation: The counts of a federated evaluation, if the coordinator asked for them and the
-            device has enough samples. Otherwise the field is absent.
+            Otherwise this field is left out, because coordinators before 0.2 refuse it.
+        evaluation: The counts of a federated evaluation. Left out unless the coordinator asked for
+            these counts and the device has enough samples.
     """
 
     version: int = UPDATE_VERSION
@@ -99,7 +101,8 @@ class UpdateRecord(Struct, frozen=True, kw_only=True):
 def decode_record(data: bytes, origin: str) -> UpdateRecord:
     """Decode the content of an `update.json`.
 
-    Raises UpdateError, which names `origin`, if the content is malformed or has another version.
+    Raises UpdateError if the content is malformed or has another version. The message names
+    `origin`.
     """
     try:
         record = decode_strictly(data, UpdateRecord)
@@ -166,7 +169,7 @@ def _shown(number: int) -> str:
 def check_tensors(
     tensors: Mapping[str, np.ndarray], table: tuple[TensorEntry, ...], origin: str
 ) -> None:
-    """Raise UpdateError unless `tensors` are the tensors of `table` and finite."""
+    """Raise UpdateError unless `tensors` are finite and are the tensors of `table`."""
     expected = {entry.name: entry for entry in table}
     for name in sorted(expected.keys() - tensors.keys()):
         raise UpdateError(
@@ -207,13 +210,13 @@ def check_tensors(
 
 
 def check_trained(record: UpdateRecord, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise UpdateError if no server would accept this record and these tensors."""
+    """Raise UpdateError if every server would refuse this record or these tensors."""
     check_tensors(tensors, record.tensors, "This update")
     check_record(record, "This update")
 
 
 def check_matches_bundle(record: UpdateRecord, manifest: Manifest, origin: str) -> None:
-    """Raise UpdateError unless `record` describes a training of the bundle of `manifest`."""
+    """Raise UpdateError unless `record` describes a training of the bundle with `manifest`."""
     if (record.base, record.submodel) != (manifest.base, manifest.submodel):
         raise UpdateError(
             "{origin} is an update of {submodel!r} from the model {base}; its bundle is "
@@ -267,13 +270,13 @@ def write_update(
 
     Args:
         out: The folder to create.
-        record: The record; its `file` is filled in.
+        record: The record. This function fills in `file`.
         tensors: The tensors that `record.tensors` describes.
         force: Replace an update that exists at `out`.
         staging: Folder for incomplete files; see `write_folder`.
 
     Returns:
-        The record with size and hash of the tensor file.
+        The record with the size and the hash of the tensor file.
 
     Raises:
         UpdateError: Every server would refuse the tensors or losses.
@@ -290,7 +293,7 @@ def write_update(
 def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]]:
     """Read and check an update.
 
-    Use it on the server, before `aggregate`, `recover` or `Aggregation.add`.
+    Use this on the server, before `aggregate`, `recover` or `Aggregation.add`.
 
     Args:
         folder: The folder that `edgetailor-agent train --out` wrote.
@@ -300,7 +303,7 @@ def read_update(folder: str | Path) -> tuple[UpdateRecord, dict[str, np.ndarray]
 
     Raises:
         UpdateError: A file is missing, damaged or of another version, or the tensors differ from
-            those that the record describes.
+            the record.
 
     Examples:
         >>> import edgetailor as et

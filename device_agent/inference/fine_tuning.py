@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FineTuned:
-    """The scores of a release and of its fine-tuned form, on samples left out of the training.
+    """The scores of a release and of its fine-tuned form, on samples that the training leaves out.
 
     Attributes:
-        bundle: The folder of the bundle with the fine-tuned model; None if this model is not
-            better.
+        bundle: The folder of the bundle with the fine-tuned model; None if the fine-tuned model is
+            not better.
         released: Counts of the release.
         tuned: Counts of the fine-tuned model.
     """
@@ -61,19 +61,20 @@ def fine_tune(
 ) -> FineTuned:
     """Train the released model on the samples of this device, and compare both models.
 
-    The comparison uses samples that this training leaves out: the samples that the federation keeps
-    apart, or else a tenth of all samples. The fine-tuned model is better if it predicts more
-    samples correctly, or equally many with a lower loss. Without an accuracy, it is better if its
-    loss is lower. If the process is killed, the next call continues the training.
+    The comparison uses samples that this training leaves out: the samples for federated evaluation,
+    or a tenth of all samples if there is no such evaluation. The fine-tuned model is better if it
+    predicts more samples correctly. If both models predict equally many samples correctly, or if
+    there is no accuracy, the model with the lower loss is better. If the process is killed, the
+    next call continues the training.
 
     Args:
-        train: Trains a bundle, as `train_bundle` does.
+        train: Trains a bundle, like `train_bundle`.
         data: The local data.
         options: Threads, seed and memory limit.
         training: The training bundle that starts from the released model.
         released: The inference bundle of the release.
         scratch: A folder for the training. The caller removes it.
-        asked: What the federation asks for.
+        asked: The evaluation that the federation asks for.
         on_batch: Called before each batch.
 
     Raises:
@@ -129,7 +130,7 @@ def is_better(after: Scores, before: Scores) -> bool:
 
 
 def with_tensors(bundle: Bundle, tensors: Mapping[str, np.ndarray]) -> dict[str, bytes]:
-    """The files of `bundle` with these tensors in place of the bundle's own tensors."""
+    """The files of `bundle`, with `tensors` instead of the bundle's own tensors."""
     weights = load_file(bundle.folder / WEIGHTS)
     data = save({**weights, **tensors})
     files = {p.name: p.read_bytes() for p in bundle.folder.iterdir() if p.name != MANIFEST}

@@ -59,8 +59,8 @@ class Prediction:
 
     Attributes:
         file: Name of the file, with the sample's number if the file has several samples.
-        values: Probabilities (classes,), or the numbers of a regression. Several outputs lie side
-            by side in one row.
+        values: Probabilities (classes,), or the numbers of a regression. If the model has several
+            outputs, they are side by side in one row.
         outputs: Several outputs by name; empty for a single output.
     """
 
@@ -72,15 +72,15 @@ class Prediction:
 class Predictor:
     """A model that predicts on this device, without any training framework.
 
-    Use it in a program on a device, with a released model or with any other bundle. A training
-    bundle predicts with the model that it starts from, or with a personal model. Several threads
-    may use one object: they wait for one another.
+    Use this in a program on a device, with a released model or with any other bundle. A training
+    bundle predicts with the model from which its training starts, or with a personal model. Several
+    threads may use one object. Their calls run one after another.
 
     Attributes:
         bundle: The opened bundle.
         classes: Names of the classes, in the order of the probabilities; empty for a regression.
-        meaning: What the model's output is: `softmax`, `sigmoid`, `ctc`, `numbers`, `independent`
-            or `outputs`.
+        meaning: The kind of the model's output: `softmax`, `sigmoid`, `ctc`, `numbers`,
+            `independent` or `outputs`.
         outputs: The outputs of a model that returns several; empty for a single output.
         predicted_bytes: The predicted memory in bytes, in addition to the memory of this process;
             None if the bundle has no prediction.
@@ -157,18 +157,18 @@ class Predictor:
     def predict(self, x: np.ndarray | Mapping[str, np.ndarray]) -> np.ndarray:
         """Predict samples.
 
-        The model runs on as many samples at once as the bundle was exported for, so that it needs
-        no more than the predicted memory.
+        The model runs on batches of the size for which the bundle was exported, so that it needs no
+        more than the predicted memory.
 
         Args:
-            x: Samples (n, *sample shape), prepared as for training: float32, or int64 (also int32)
-                for models that look up embeddings. For a model with several inputs, a
-                dictionary with the array of each input.
+            x: Samples (n, *sample shape), prepared as for training. The type is float32, or int64
+                (also int32) for models that look up embeddings. If the model has several inputs,
+                pass a dictionary with the array of each input.
 
         Returns:
             Probabilities (n, classes), with more axes if the model predicts for positions. For a
-            regression, the model's output. Several outputs lie side by side, (n, k); see
-            `predict_outputs`.
+            regression, this is the model's output. If the model has several outputs, they are side
+            by side, (n, k); see `predict_outputs`.
 
         Raises:
             DataError: The samples do not fit the model.
@@ -183,12 +183,12 @@ class Predictor:
         """Predict samples with a model that returns several outputs.
 
         Args:
-            x: Samples, as `predict` takes them.
+            x: Samples in the form that `predict` takes.
 
         Returns:
-            The array (n, *output shape) of each output by name; "0", "1" and so on if the model
-            returns a tuple. An output that the loss takes as classes becomes a probability for each
-            class. A single output has the name "output".
+            The array (n, *output shape) of each output, by name. If the model returns a tuple, the
+            names are "0", "1" and so on. A single output has the name "output". If the loss treats
+            an output as classes, its array has a probability for each class.
 
         Raises:
             DataError: The samples do not fit the model.
@@ -197,7 +197,7 @@ class Predictor:
         return unpack(values, self.outputs) if self.outputs else {"output": values}
 
     def predict_packed(self, x: np.ndarray) -> np.ndarray:
-        """Predict samples as `predict` does; several inputs lie side by side in one array."""
+        """Predict samples like `predict`. Several inputs are side by side in one array."""
         manifest = self.bundle.manifest
         if manifest.sample_dtype == "int64" and x.dtype == np.int32:
             x = x.astype(np.int64)
@@ -241,14 +241,14 @@ class Predictor:
     def predict_files(
         self, source: str | Path, *, on_error: OnError | None = None
     ) -> Iterator[Prediction]:
-        """Predict the samples of a file or folder, which needs no labels.
+        """Predict the samples of a file or folder. Labels are not needed.
 
         Args:
             source: An .npy file with samples, an .npz file with `x`, or a folder with x.npy. If the
-                bundle has `preprocessing`, also a picture, a CSV file, or a folder of pictures or
-                of CSV files.
-            on_error: Called with the DataError of each file of a folder that cannot be used; the
-                other files are still predicted. Without it, the first such error is raised.
+                bundle has `preprocessing`, a picture, a CSV file, or a folder of pictures or of CSV
+                files is also allowed.
+            on_error: Called with the DataError of each file in a folder that cannot be used. The
+                other files are still predicted. Without `on_error`, the first such error is raised.
 
         Yields:
             The prediction for each sample.
@@ -279,12 +279,13 @@ class Predictor:
     def decode(self, values: np.ndarray) -> list[str]:
         """Decode the probabilities (t, classes) of a CTC model to a sequence of labels.
 
-        This is the most probable path: repeated classes are merged, then the blank is left out.
+        The result is the most probable path: repeated classes are merged, then the blank is
+        removed.
         """
         return [self.classes[label] for label in decode_sequence(values)]
 
     def describe(self, values: np.ndarray) -> str:
-        """The prediction for one sample as text: its class and probability, or its numbers."""
+        """Describe the prediction for one sample: its class and probability, or its numbers."""
         if self.outputs:
             named = unpack(values.reshape(1, -1), self.outputs).items()
             return "; ".join(f"{name}: {_numbers(own)}" for name, own in named)
@@ -302,7 +303,7 @@ class Predictor:
         return f"{self.classes[most_probable]}  {values[most_probable]:.1%}"
 
     def samples(self, source: Path, on_error: OnError | None = None) -> Iterator[UnlabelledFile]:
-        """Read the files at `source` as samples. Raises like `predict_files`."""
+        """Read the files at `source` as samples. Raises the errors of `predict_files`."""
         manifest = self.bundle.manifest
         return read_unlabelled(
             source,
@@ -388,7 +389,7 @@ def _numbers(values: np.ndarray) -> str:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The samples of all `parts`. A single part, which may be larger than memory, is not copied."""
+    """The samples of all `parts`. A single part is not copied, because it may exceed the memory."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -396,8 +397,8 @@ def group_of(manifest: Manifest, names: Sequence[str]) -> int:
     """The number of samples in a group, which passes all stages before the next group starts.
 
     Stages that do not stay open are opened again for each group. A group has at most `CHUNK`
-    samples, and no stage's output for a group takes more than half of `PIECE_BYTES`. If one batch
-    already exceeds this, the group is one batch.
+    samples, and each stage's output for a group takes at most half of `PIECE_BYTES`. If one batch
+    exceeds these limits, the group is one batch.
     """
     largest = max(size_of(manifest.signatures[name].outputs[0], 1) for name in names)
     return max(batch_of(manifest, PREDICT), min(CHUNK, PIECE_BYTES // 2 // max(1, largest)))

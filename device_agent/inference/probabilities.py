@@ -11,7 +11,7 @@ from device_agent.formats.packing import output_parts
 
 
 def output_meaning(manifest: Manifest) -> Output:
-    """How the output of a bundle's `predict` is turned into probabilities.
+    """The rule that turns the output of a bundle's `predict` into probabilities.
 
     Several outputs that are packed into one array have no common rule.
     """
@@ -23,7 +23,7 @@ def output_meaning(manifest: Manifest) -> Output:
 def class_names(manifest: Manifest) -> tuple[str, ...]:
     """The names of the classes, in the order of the probabilities; empty for a regression.
 
-    They are the names in the bundle's `preprocessing`, otherwise "0", "1" and so on.
+    The names come from the bundle's `preprocessing`. Without it, they are "0", "1" and so on.
     """
     meaning = output_meaning(manifest)
     if meaning in ("numbers", "outputs"):
@@ -39,8 +39,9 @@ def probabilities(output: np.ndarray, meaning: Output) -> np.ndarray:
     """Turn a model's output into probabilities, whose sum along the class axis is 1.
 
     Args:
-        output: The output (n, classes), or with more axes for positions; see `class_axis`.
-        meaning: What the output is. `numbers` and `outputs` are returned unchanged.
+        output: The output (n, classes), with more axes if there are positions; see `class_axis`.
+        meaning: The kind of the output. Outputs of the kinds `numbers` and `outputs` are returned
+            unchanged.
 
     Returns:
         Float32 probabilities in the shape of the output. An output with one number for two classes
@@ -69,7 +70,7 @@ def probabilities(output: np.ndarray, meaning: Output) -> np.ndarray:
 def decode_sequence(probabilities: np.ndarray) -> list[int]:
     """Decode the probabilities (t, classes) of a CTC model to its most probable path.
 
-    Repeated classes are merged first, then the blank, class 0, is left out.
+    Repeated classes are merged first. Then class 0, the blank, is removed.
 
     Examples:
         >>> decode_sequence(np.eye(3)[[0, 2, 2, 0, 2, 1]])

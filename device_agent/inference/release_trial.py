@@ -40,15 +40,15 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial found.
+    """The result of a trial.
 
     Attributes:
         reason: Why the release is not taken; None if it is taken.
-        before: Counts of the present model; None if there is none.
+        before: Counts of the present model; None if there is no present model.
         after: Counts of the release; None if there were no samples.
 
-    Counts are also None for a model whose predictions are not finite, because no report can hold
-    such counts.
+    If the predictions of a model are not finite, its counts are also None, because a report cannot
+    contain such counts.
     """
 
     reason: str | None = None
@@ -66,14 +66,14 @@ def try_release(
     """Compare the release in `offered` with the present model on samples of this device.
 
     If the federation evaluates on devices, the trial uses the samples on which the device never
-    trains. Otherwise it uses a tenth of the device's samples.
+    trains. Otherwise the trial uses a tenth of the device's samples.
 
     Args:
         data: The local data.
         options: Threads and memory limit.
         offered: The bundle of the release.
-        present: The bundle with which the device predicts now; None if it has none.
-        asked: What the federation asks for.
+        present: The bundle with which the device predicts now; None if there is no such bundle.
+        asked: The evaluation that the federation asks for.
 
     Raises:
         BundleError: The release cannot be used.
@@ -152,7 +152,7 @@ def trial_data(manifest: Manifest, data: Data, scratch: Path) -> LocalData:
 
 
 def trial_samples(number: int, asked: EvaluationRequest | None) -> np.ndarray:
-    """The samples of the trial; none if the device has too few."""
+    """The samples of the trial. Empty if the device has too few samples."""
     try:
         return held_out(number, SHARE if asked is None else asked.share)
     except DataError:
@@ -184,24 +184,24 @@ def _scores_of_present(
 
 
 def counts_of(scores: Scores | None) -> EvaluationCounts | None:
-    """The counts for a report; None if there are none, or if they are not finite."""
+    """The counts for a report; None if there are no scores, or if the counts are not finite."""
     usable = scores is not None and len(scores.loss) and unusable(scores) is None
     return scores.counts() if scores is not None and usable else None
 
 
 def unusable(scores: Scores) -> str | None:
-    """Why the model with these scores cannot be used at all; None if it can be used."""
+    """The reason why the model with these scores cannot be used; None if it can be used."""
     finite = np.isfinite(scores.loss).all()
     return None if finite else "its predictions are not finite numbers"
 
 
 def worse(before: Scores, after: Scores) -> str | None:
-    """Why `after` is worse than `before`; None if it is not.
+    """The reason why `after` is worse than `before`; None if it is not worse.
 
-    Both score the same samples. The release is worse if its accuracy is more than ACCURACY_MARGIN
-    lower, or, without an accuracy, if its mean loss is more than LOSS_MARGIN higher. But the
-    difference must also be larger than chance explains. Otherwise a good release could be refused
-    because of a few samples.
+    Both are scores of the same samples. The release is worse if its accuracy is lower by more than
+    ACCURACY_MARGIN. Without an accuracy, it is worse if its mean loss is higher by more than
+    LOSS_MARGIN. In both cases, the difference must be larger than chance explains. Otherwise a few
+    samples could decide that a good release is refused.
     """
     if (reason := unusable(after)) is not None:
         return reason

@@ -19,9 +19,9 @@ class Scores:
 
     Attributes:
         counted: How many labels of the sample count.
-        correct: How many of these labels are predicted correctly; None for a regression and for
-            sequences.
-        loss: Sum of the losses of these labels.
+        correct: How many of the labels that count are predicted correctly; None for a regression
+            and for sequences.
+        loss: Sum of the losses of the labels that count.
     """
 
     counted: np.ndarray
@@ -64,7 +64,7 @@ def class_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
 
     Args:
         probabilities: Shape (n, classes), (n, t, classes) or (n, classes, h, w).
-        y: Classes, shape (n,), (n, t) or (n, h, w); IGNORED does not count.
+        y: Classes, shape (n,), (n, t) or (n, h, w). Labels that are IGNORED do not count.
     """
     axis = class_axis(probabilities.ndim)
     counts = y != IGNORED
@@ -80,7 +80,7 @@ def answer_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
 
     Args:
         probabilities: Probabilities of yes, in the shape of the labels.
-        y: 0 or 1; IGNORED does not count.
+        y: Labels 0 or 1. Labels that are IGNORED do not count.
     """
     counts = y != IGNORED
     likely = np.where(y == 1, probabilities, 1 - probabilities.astype(np.float64))
@@ -101,7 +101,7 @@ def sequence_scores(probabilities: np.ndarray, y: np.ndarray) -> Scores:
 
     Args:
         probabilities: Shape (n, t, symbols); symbol 0 is the blank.
-        y: Symbols, shape (n, most); after the end of a sequence they are IGNORED.
+        y: Symbols, shape (n, most). After the end of a sequence, all symbols are IGNORED.
     """
     losses = [
         _ctc(p, labels[labels != IGNORED]) for p, labels in zip(probabilities, y, strict=True)

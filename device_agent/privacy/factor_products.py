@@ -1,11 +1,13 @@
-"""The tensors in a secure sum: the products of low-rank factors in place of the factors.
+"""The tensors in a secure sum: low-rank factors are replaced by their products.
 
-An aggregation needs the mean of the products, which is not the product of the mean factors. So a
-device adds the change of U V^T to the sum, which has as many numbers as the dense weight.
+An aggregation needs the mean of the products, and this mean is not the product of the mean factors.
+So a device adds the change of the product U V^T to the sum. The product has as many numbers as the
+dense weight.
 
-With r the rank, factors of `groups` groups have the shapes U (groups * r, m, kh, 1) and
-V (n, r, 1, kw), and their product has (n, m, kh, kw). Factors of 1-D convolutions have the shapes
-(groups * r, m, k) and (n, r, 1), factors of matrices (r, m) and (n, r).
+Let r be the rank. The factors of a convolution with `groups` groups have the shapes U (groups * r,
+m, kh, 1) and V (n, r, 1, kw), and their product has the shape (n, m, kh, kw). For 1-D convolutions,
+the factors have the shapes (groups * r, m, k) and (n, r, 1). For matrices, the factors have the
+shapes (r, m) and (n, r).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,7 @@ Pair = tuple[TensorEntry, TensorEntry]
 def summed_table(table: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
     """The tensors in a secure sum of updates with the tensors in `table`, in the same order.
 
-    A product is at the place of its U, under the name of the parameter.
+    A product has the position of its factor U and the name of the parameter.
     """
     pairs = _pairs(table)
     products = {pair[0].name: _product_entry(*pair) for pair in pairs}
@@ -32,7 +34,7 @@ def summed_table(table: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
 def summed_tensors(
     arrays: Mapping[str, np.ndarray], table: Sequence[TensorEntry]
 ) -> Iterator[np.ndarray]:
-    """The tensors of `summed_table(table)` in float64, from those in `table`."""
+    """Compute the tensors of `summed_table(table)` in float64 from the tensors in `table`."""
     pairs = {u.name: v.name for u, v in _pairs(table)}
     second = set(pairs.values())
     for entry in table:

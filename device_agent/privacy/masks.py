@@ -1,8 +1,9 @@
-"""The keys of one attempt at a sum, and the masks that follow from them.
+"""The keys of one attempt at a sum, and the masks that are computed from these keys.
 
 Two devices agree on a secret by X25519 (RFC 7748). From the secret, HKDF with SHA-256 (RFC 5869)
-makes two keys. One is for ChaCha20 (RFC 8439): its key stream is the mask. The other is for
-ChaCha20-Poly1305, which encrypts a share. Each key is used once, so the nonces are zero.
+makes two keys. The first key is for ChaCha20 (RFC 8439), whose key stream is the mask. The second
+key is for ChaCha20-Poly1305, which encrypts a share. Each key is used only one time, so the nonces
+are zero.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def public_key(private: bytes) -> bytes:
 def is_usable(public: bytes) -> bool:
     """Whether `public` is a public key with which two devices can agree on a secret.
 
-    Keys of small order give the same result with every private key, so they are not usable.
+    A key of small order gives the same result with every private key, so it is not usable.
     """
     try:
         _agreed(b"\1" * KEY_BYTES, public)
@@ -51,7 +52,7 @@ def pair_mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def own_mask_key(seed: bytes, context: bytes) -> bytes:
-    """The key of the mask that one device adds alone."""
+    """The key of the mask that only one device adds."""
     return _derived(seed, context, _OWN_MASK)
 
 
@@ -61,7 +62,7 @@ def sealed(private: bytes, public: bytes, context: bytes, way: str, content: byt
 
 
 def opened(private: bytes, public: bytes, context: bytes, way: str, content: bytes) -> bytes | None:
-    """Decrypt what `sealed` has made; None if the content or another argument differs."""
+    """Decrypt a result of `sealed`. Returns None if the content or another argument differs."""
     try:
         return _share_cipher(private, public, context, way).decrypt(_NONCE, content, context)
     except (InvalidTag, ValueError):
@@ -74,7 +75,7 @@ def add_mask(vector: np.ndarray, key: bytes, *, subtract: bool = False) -> None:
     Args:
         vector: Shape (elements,), uint32.
         key: 32 bytes.
-        subtract: Subtract the mask instead.
+        subtract: Subtract the mask instead of adding it.
     """
     for start, mask in _stream(key, len(vector)):
         part = vector[start : start + len(mask)]

@@ -1,13 +1,13 @@
-"""A device's change for a secure sum with differential privacy: clipped, with noise of its own.
+"""A device's change for a secure sum with differential privacy: clipped, and with added noise.
 
-So neither the coordinator nor another device sees a sum without noise. Let z be the noise
-multiplier, and t the fewest devices that a sum of the group can have. Each device adds Gaussian
-noise with the standard deviation z * clip / sqrt(t - 1) to each number. A device knows its own
-noise and could subtract it. So only the noise of all other devices counts: its standard deviation
-in the sum is at least z * clip.
+Each device adds noise, so neither the coordinator nor another device sees a sum without noise. Let
+z be the noise multiplier, and t the smallest number of devices in a sum of the group. Each device
+adds Gaussian noise with the standard deviation z * clip / sqrt(t - 1) to each number. A device
+knows its own noise and could subtract it. So only the noise of all other devices counts: the
+standard deviation of this noise in the sum is at least z * clip.
 
 The numbers of a sum are whole (`fixed_point.py`). The change is rounded before the noise is added,
-and is clipped so that its norm is at most `clip` after rounding. The noise is rounded, too. Its
+and clipped so that its norm is at most `clip` after rounding. The noise is also rounded. Its
 standard deviation is hundreds of steps or more, so sums of rounded noise hardly differ from
 Gaussian noise (Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism", 2021).
 """
@@ -47,11 +47,12 @@ def noised_numbers(
     devices: int,
     random_bytes: RandomBytes,
 ) -> np.ndarray:
-    """The clipped changes of a device with its noise, as whole numbers modulo 2^32.
+    """The clipped changes of a device plus its noise, as whole numbers modulo 2^32.
 
     Args:
-        changes: Yields the trained numbers minus the received ones, one tensor after another, in
-            the order of the sum. It is called twice, so that one tensor at a time is in memory.
+        changes: Yields the trained numbers minus the received numbers, one tensor after another, in
+            the order of the sum. This function is called twice, so that only one tensor at a time
+            is in memory.
         terms: The terms of the sum.
         privacy: The clip and the noise of the sum.
         devices: The size of the group.

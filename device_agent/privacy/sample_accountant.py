@@ -1,11 +1,13 @@
-"""How much differential privacy for samples a device has spent: (epsilon, delta).
+"""Computes how much differential privacy for samples a device has spent, as (epsilon, delta).
 
-Each step adds Gaussian noise to a sum over a Poisson batch. Its Renyi divergence of order a is
+Each step adds Gaussian noise to a sum over a Poisson batch. The Renyi divergence of order a of a
+step is
 
     1 / (a - 1) ln sum_k C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 z^2))
 
-for whole a, sampling probability q and noise multiplier z (Mironov et al. 2019, eq. 5). Divergences
-of steps add up. For (epsilon, delta), see Canonne et al. 2020, proposition 12.
+for whole a, sampling probability q and noise multiplier z (Mironov et al. 2019, eq. 5). The
+divergences of all steps are added up. Canonne et al. 2020, proposition 12, convert the sum to
+(epsilon, delta).
 """
 
 import math
@@ -27,12 +29,12 @@ class SampleSteps(NamedTuple):
 
 
 def sampling_probability(samples: int, batch_size: int) -> float:
-    """The probability with which each of `samples` samples is in a batch."""
+    """The probability that a sample is in a batch, for a device with `samples` samples."""
     return min(1.0, batch_size / samples)
 
 
 def epsilon_of(spent: Iterable[SampleSteps], delta: float) -> float:
-    """The epsilon of all steps `spent` together, for two data sets that differ by one added sample.
+    """The total epsilon of the steps `spent`, for two data sets that differ by one added sample.
 
     Examples:
         >>> round(epsilon_of([SampleSteps(0.01, 1.0, 1000)], 1e-5), 2)

@@ -1,6 +1,6 @@
 """Sums the clipped gradients of samples, and adds noise: the private part of DP-SGD.
 
-For the gradients g_i of the samples in a batch, over all tensors together:
+Let g_i be the gradient of sample i in a batch, as one vector over all tensors:
 
     mean = (sum_i g_i min(1, clip / ||g_i||) + noise_multiplier * clip * N(0, 1)) / batch_size
 
@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 
 
 def norm_of(gradients: Mapping[str, np.ndarray]) -> float:
-    """The L2 norm of all numbers of float32 `gradients` together; inf or NaN beyond float32.
+    """The L2 norm of all numbers in the float32 `gradients`; inf or NaN if it is beyond float32.
 
     Examples:
         >>> norm_of({"w": np.float32([[3.0]]), "b": np.float32([4.0])})
@@ -45,11 +45,11 @@ def add_clipped(
 ) -> None:
     """Add the `gradients` of a sample to `sums`, clipped to the L2 norm `clip`.
 
-    Gradients with a norm that is not finite add nothing: they cannot be clipped.
+    If the norm is not finite, nothing is added, because the gradients cannot be clipped.
 
     Args:
         sums: Float32 arrays by name.
-        gradients: Arrays of the same names, types and shapes. They are changed.
+        gradients: Arrays of the same names, types and shapes. This function changes the arrays.
         clip: The largest norm.
 
     Raises:
@@ -101,9 +101,9 @@ def to_noised_mean(
 
 
 def poisson_batch(samples: int, probability: float, random_bytes: RandomBytes) -> np.ndarray:
-    """Draw a batch: each of `samples` samples with this probability, independently.
+    """Draw a batch from `samples` samples: each is drawn independently with this probability.
 
-    Returns the indices, ascending; possibly none.
+    Returns the indices, ascending. The batch may be empty.
     """
     bits = np.frombuffer(random_bytes(8 * samples), np.uint64) >> np.uint64(11)
     return np.flatnonzero(bits * 2.0**-53 < probability)

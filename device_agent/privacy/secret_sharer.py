@@ -1,6 +1,6 @@
-"""A device's side of one attempt at a sum. Its secrets are only in memory, and are used once.
+"""A device's side of one attempt at a sum. Its secrets are only in memory and are used only once.
 
-After a restart of the device there is a new attempt with new keys: no mask is ever used twice.
+If the device restarts, a new attempt with new keys begins, so that no mask is used twice.
 """
 
 import secrets
@@ -44,21 +44,21 @@ Shares = tuple[bytes, bytes]
 
 
 class SecretSharer:
-    """One attempt of one device. Its methods are called in this order, each once.
+    """One attempt of one device. Each method is called once, in the order of this class.
 
-    Each method raises TrustError if the coordinator asks for something with which it could learn
-    the update of a device. The attempt is then over: nothing more may be sent.
+    If the coordinator asks for something with which it could learn the update of a device, the
+    method raises TrustError. Then the attempt is over, and nothing more may be sent.
 
     Args:
         device: The device's id.
-        sign: Signs a text with the key of the device's join; returns base64.
+        sign: Signs a text with the device's key of the join, and returns base64.
         public: The public key of the join, in base64.
         round_: The round.
         bundle: SHA-256 of the manifest that was trained.
         terms: The terms that the coordinator has signed.
 
     Attributes:
-        keys: The keys to send first.
+        keys: The keys that the device sends first.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SecretSharer:
         return vector
 
     def confirmed(self, present: Sequence[str]) -> str:
-        """Check the list of devices whose updates have come, and sign it."""
+        """Check the list of devices whose updates have arrived, and sign the list."""
         group = self._ready()
         if not self._is_masked:
             _refuse("it named the devices in the sum before this device had sent its update")
@@ -149,9 +149,9 @@ class SecretSharer:
     ) -> SecureUnmasking:
         """The shares with which the masks of the sum over `present` can be removed.
 
-        For each device there is a share of only one secret: the seed of the device's own mask if
-        its update is in the sum, else its mask key. This device never gives a share of its own mask
-        key.
+        The result has a share of only one secret of each device. If the device's update is in the
+        sum, this secret is the seed of the device's own mask. Otherwise it is the device's mask
+        key. This device never gives a share of its own mask key.
         """
         group = self._ready()
         if self._present is None or self._present != set(present):

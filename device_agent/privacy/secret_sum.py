@@ -1,7 +1,7 @@
 """The coordinator's side of one attempt at a sum: it forwards messages and adds up vectors.
 
-The coordinator learns the sum of the updates that have come, and no single update. A failed attempt
-reveals nothing; the devices repeat it with new keys.
+The coordinator learns only the sum of the updates that have arrived, not a single update. A failed
+attempt reveals nothing. After a failure, the devices make a new attempt with new keys.
 """
 
 import hmac
@@ -26,18 +26,18 @@ STEPS: Sequence[Step] = ("shares", "input", "confirm", "unmask", "over")
 
 
 class SecretSum:
-    """The sum of one group. Each of STEPS waits for the devices that answered the previous step.
+    """The sum of one group. Each step waits for the devices that answered the previous step.
 
     Args:
         round_: The round.
         members: At least three devices.
-        fewest: The sum has the updates of at least this many devices.
+        fewest: The smallest number of devices whose updates are in the sum.
 
     Attributes:
         step: The present step.
         group: The group.
         waits_for: The devices whose answer to this step is missing.
-        lost: The devices that have not answered a step, with the step.
+        lost: The devices that have not answered a step, each with this step.
     """
 
     def __init__(self, round_: int, members: Sequence[SecureMember], fewest: int) -> None:
@@ -59,7 +59,7 @@ class SecretSum:
         return self._asked - self._answered
 
     def step_of(self, device: str) -> SecureStep:
-        """What `device` does next."""
+        """The next step of `device`."""
         if device not in self._asked or self.step == "over":
             return SecureStep(step="over", round=self._round)
         if device in self._answered:
@@ -74,11 +74,11 @@ class SecretSum:
         )
 
     def expects(self, device: str, step: Step) -> bool:
-        """Whether `device` may answer `step` now; it may repeat its answer."""
+        """Whether `device` may answer `step` now. A device may repeat its answer."""
         return step == self.step and device in self._asked
 
     def take_shares(self, device: str, shares: dict[str, str]) -> bool:
-        """Take what `device` sends to its neighbours. Returns False if the receivers differ."""
+        """Take the shares of `device` for its neighbours. Returns False if receivers are wrong."""
         if set(shares) != set(self.group.neighbours(device)):
             return False
         if device not in self._answered:
@@ -88,11 +88,11 @@ class SecretSum:
         return True
 
     def take_input(self, device: str) -> None:
-        """Note that the masked update of `device` has come."""
+        """Note that the masked update of `device` has arrived."""
         self._answered.add(device)
 
     def take_confirmation(self, device: str, signature: str) -> bool:
-        """Take the signature of the list `present`. Returns False if it does not fit."""
+        """Take the signature of the list `present`. Returns False if the signature is wrong."""
         text = present_text(self.group.context, self.present)
         if not is_signed(self.group.members[device].key, signature, text):
             return False
@@ -108,7 +108,7 @@ class SecretSum:
     def advance(self) -> None:
         """End this step without the devices that have not answered.
 
-        Raises UpdateError if too few devices are left; the attempt is then over.
+        Raises UpdateError if too few devices are left. Then the attempt is over.
         """
         self.lost |= dict.fromkeys(sorted(self.waits_for), self.step)
         left, group = self._answered, self.group
@@ -138,7 +138,7 @@ class SecretSum:
             The sum modulo 2^32, (elements,) in uint32.
 
         Raises:
-            UpdateError: Shares of a device are wrong; the attempt is then over.
+            UpdateError: Shares of a device are wrong. Then the attempt is over.
         """
         vectors = iter(inputs)
         total = next(vectors).copy()

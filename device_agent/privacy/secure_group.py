@@ -1,8 +1,8 @@
-"""The devices of one attempt at a sum: who shares masks with whom, and how many shares are needed.
+"""The devices of one attempt at a sum: which devices share masks, and how many shares are needed.
 
-The graph of neighbours is that of SecAgg+ (Bell et al., "Secure Single-Server Aggregation with
-(Poly)Logarithmic Overhead", 2020): a device shares masks only with its neighbours. In a group of up
-to MOST_NEIGHBOURS + 1 devices, all devices are neighbours.
+A device shares masks only with its neighbours, as in SecAgg+ (Bell et al., "Secure Single-Server
+Aggregation with (Poly)Logarithmic Overhead", 2020). In a group of up to MOST_NEIGHBOURS + 1
+devices, all devices are neighbours.
 """
 
 import base64
@@ -26,13 +26,13 @@ assert MOST_NEIGHBOURS < MOST_SHARES
 
 
 def threshold(holders: int) -> int:
-    """How many of the `holders` of shares are needed to restore the secret: three fifths.
+    """How many of `holders` shares are needed to restore a secret: three fifths.
 
-    The threshold must be more than half. An honest device gives a share of only one of the two
-    secrets of a device. So if more than half is needed, a coordinator cannot collect both secrets
-    by telling devices different things (Bonawitz et al. 2017, section 6.2). With three fifths, this
-    holds until a fifth of the holders work for the coordinator. Up to two fifths of a group may be
-    lost after its keys have come.
+    The threshold must be more than half. Each device has two secrets, and an honest holder gives a
+    share of only one of them. So if more than half of the shares are needed, a coordinator cannot
+    collect both secrets by telling the holders different things (Bonawitz et al. 2017, section
+    6.2). With three fifths, this is true until a fifth of the holders work for the coordinator. Up
+    to two fifths of a group may be lost after the group's keys have arrived.
 
     Examples:
         >>> [threshold(holders) for holders in (3, 4, 5, 10, 30)]
@@ -76,9 +76,9 @@ class SecureGroup:
         return sorted(self._ring[near] for near in places)
 
     def holders(self, device: str) -> list[str]:
-        """The devices that hold a share of the secrets of `device`: its neighbours and itself.
+        """The devices that have a share of the secrets of `device`: itself and its neighbours.
 
-        The position in this list, from 1, is the point of the share.
+        A holder's position in this list, counted from 1, is the point of its share.
         """
         return sorted([*self.neighbours(device), device])
 
@@ -92,7 +92,7 @@ class SecureGroup:
         return threshold(len(self.members))
 
     def is_enough(self, left: Collection[str], among: Collection[str]) -> bool:
-        """Whether the devices `left` hold enough shares of all devices in `among`."""
+        """Whether the devices `left` have enough shares of all devices in `among`."""
         rest = set(left)
         return all(len(rest.intersection(self.holders(d))) >= self.needed(d) for d in among)
 
@@ -102,7 +102,7 @@ def has_own_keys(
 ) -> bool:
     """Whether `member` offers usable keys, and has signed them for this sum.
 
-    `apart` is the share of samples that devices keep apart to judge models.
+    `apart` is the share of samples that devices use only to judge models.
     """
     keys = member.keys
     text = keys_text(round_, bundle, terms, apart, keys.mask_key, keys.share_key)

@@ -1,8 +1,9 @@
-"""Shamir's secret sharing in GF(256): any `threshold` shares give the secret, fewer give nothing.
+"""Shamir's secret sharing in GF(256): `threshold` shares give the secret, fewer give nothing.
 
-Each byte of the secret is the constant term of a random polynomial; a share has the polynomials'
-values at one point. The field has the polynomial x^8 + x^4 + x^3 + x + 1, as in AES and in the
-Internet draft "Threshold Secret Sharing" (draft-mcgrew-tss-03), whose test vectors a test uses.
+Each byte of the secret is the constant term of a random polynomial. A share has the values of all
+polynomials at one point. The field has the polynomial x^8 + x^4 + x^3 + x + 1, as in AES and in the
+Internet draft "Threshold Secret Sharing" (draft-mcgrew-tss-03). A test uses the test vectors of the
+draft.
 """
 
 import secrets
@@ -36,7 +37,7 @@ def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def split_secret(secret: bytes, threshold: int, shares: int) -> list[bytes]:
     """Split `secret` into shares for the points 1, 2, ..., `shares`.
 
-    Any `threshold` shares give the secret; fewer shares say nothing about it.
+    Any `threshold` shares give the secret. Fewer shares reveal nothing about the secret.
 
     Examples:
         >>> parts = split_secret(b"secret", threshold=2, shares=3)
@@ -57,7 +58,7 @@ def split_secret(secret: bytes, threshold: int, shares: int) -> list[bytes]:
 
 
 def joined_secret(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of `shares`, given by point.
+    """The secret of `shares`, a mapping from points to shares.
 
     Fewer shares than the threshold give a wrong result.
     """

@@ -1,4 +1,4 @@
-"""An update as the vector that a device adds to a secure sum, and the mean update of a group."""
+"""Converts an update to the vector for a secure sum, and the sum to the mean update of a group."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class GroupMean:
     """The mean of the updates of a group.
 
     Attributes:
-        samples: The sum of the devices' samples, each limited to `most_samples`.
+        samples: The sum of the devices' numbers of samples, each limited to `most_samples`.
         steps: The mean number of steps, weighted by samples.
         loss_first: The mean loss over the first local epoch, weighted by samples.
         loss_last: The mean loss over the last local epoch, weighted by samples.
@@ -53,8 +53,9 @@ class GroupMean:
         changes: The mean change of each tensor of the sum (`summed_table`), weighted by samples,
             float64.
         evaluating: How many devices evaluated the models.
-        before: The sums of their counts of the received model; None if no device evaluated.
-        after: The sums of their counts of the models after local training.
+        before: The sums of these devices' counts of the received model; None if no device
+            evaluated.
+        after: The sums of these devices' counts of the models after local training.
     """
 
     samples: int
@@ -89,7 +90,7 @@ def update_vector(
         received: The tensors of the same names that the device received.
         terms: The terms of the sum.
         devices: The size of the group.
-        seed: Decides the rounding, if the sum has no differential privacy.
+        seed: The seed for the rounding, if the sum has no differential privacy.
 
     Returns:
         Shape (elements(record.tensors),), uint32.
@@ -170,8 +171,8 @@ def group_mean(
         total: The sum, without masks.
         table: The tensors of the updates.
         terms: The terms of the sum.
-        group: The size of the group, with devices that were lost.
-        devices: How many vectors are in the sum.
+        group: The size of the group, including lost devices.
+        devices: The number of vectors in the sum.
 
     Raises:
         UpdateError: The counts are impossible: a device did not send its real update.

@@ -1,4 +1,4 @@
-"""Measures a device: bundle profiles and calibration. Also formats both as text.
+"""Measures a device by bundle profiles and a calibration. Also formats the results as text.
 
 - `profiler.py`: time and memory of a bundle. It runs `measure_process.py` in child processes.
 - `bundle_benchmark.py`: several bundles in one table, for `edgetailor-agent bench`.

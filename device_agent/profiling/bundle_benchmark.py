@@ -32,18 +32,18 @@ class BenchRow:
 
     @property
     def step(self) -> Duration | None:
-        """Time of all training work for one batch. It does not include recording activations."""
+        """Time of all training work for one batch, without the recording of activations."""
         steps = self.profile.of_role("train") if self.profile else []
         return steps[0].steady if steps else None
 
     @property
     def peak_bytes(self) -> int | None:
-        """Peak memory of the process that trains, in bytes, with Python and the runtime."""
+        """Peak memory of the process that trains, in bytes, including Python and the runtime."""
         return self.profile.peak_bytes if self.profile else None
 
 
 def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
-    """The bundles among `places` and directly inside them, sorted by name.
+    """The bundles in `places` and directly inside the folders in `places`, sorted by name.
 
     Raises:
         InputError: A folder is not a bundle and has no bundles in it.
@@ -61,7 +61,7 @@ def bundles_in(places: Iterable[Path]) -> Iterator[Path]:
 
 
 def measure_each(places: Iterable[Path], threads: int, runs: int) -> list[BenchRow]:
-    """Profile every bundle in `places`; see `bundles_in`.
+    """Profile every bundle that `bundles_in` finds in `places`.
 
     Args:
         places: Bundles, or folders of bundles.
@@ -92,10 +92,12 @@ def bench_profile(
     """Create the document that `bench --out` writes.
 
     Args:
-        name: Name of the device. None means its model or processor.
+        name: Name of the device. If it is None, the name is that of the device's model or
+            processor.
         calibration: The device's calibration.
-        available: Memory available to an agent in bytes, measured before anything else.
-        rows: The results of `measure_each`; may be empty.
+        available: Memory in bytes that is available to an agent, measured before all other
+            measurements.
+        rows: The results of `measure_each`. There may be none.
 
     Returns:
         The profile of this device, with all versions and the profiles in `rows`.

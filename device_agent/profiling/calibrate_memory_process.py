@@ -33,9 +33,9 @@ EXTRA_NODES = {"pointwise": 18, "images": 22}
 
 
 def session_growth(graph: str, sessions: list[OnnxSession]) -> int:
-    """Open `COPIES` sessions of `graph`, run each once, and return the process's growth in bytes.
+    """Run `COPIES` new sessions of `graph` once each. Returns the growth of the process in bytes.
 
-    The sessions are added to `sessions`, so that their memory is not reused by the next call.
+    The sessions are added to `sessions`, so that the next call does not reuse their memory.
     """
     before = process_memory.resident_bytes() or 0
     for _ in range(COPIES):

@@ -3,9 +3,8 @@
     python -m device_agent.profiling.calibrate_speed_process THREADS SECONDS
 
 Prints a line of JSON for each message about the progress. The last line is a Calibration whose
-field `memory` is null. The runtime's own profiler times every operation inside a small graph, as
-in a training step. The fastest of several runs counts, because it is least disturbed by other
-programs.
+field `memory` is null. The runtime's own profiler times every operation inside a small graph, as in
+a training step. Of several runs, the fastest run counts, because other programs disturbed it least.
 """
 
 import math
@@ -52,7 +51,7 @@ def shortest_run_s(
 ) -> float:
     """Run a graph repeatedly, in a session like the agent's. Returns the shortest time in seconds.
 
-    All runs together take about `share` of the time that is left in `budget`.
+    In total, the runs take about the share `share` of the time that is left in `budget`.
     """
     session = OnnxSession(GRAPHS / f"{name}.onnx", threads)
     feeds = random_inputs(shapes)
@@ -66,7 +65,7 @@ def shortest_run_s(
 
 @dataclass(frozen=True)
 class Overheads:
-    """Time of a run in addition to its operations, in seconds; see Calibration."""
+    """Time in seconds that a run takes in addition to its operations; see Calibration."""
 
     run_s: float
     port_s: float

@@ -1,7 +1,7 @@
 """Calibrates a device: measures how fast single operations are, in about a minute.
 
-No part of a model runs. Child processes take all measurements. Their memory is free again when they
-end, and this process needs little memory meanwhile.
+No part of a model runs. Child processes take all measurements. When a child process ends, its
+memory is free again. The parent process needs little memory during the calibration.
 """
 
 import datetime
@@ -34,7 +34,7 @@ def measured_device(name: str, folder: Path, threads: int = 0) -> DeviceProfile:
 
 
 def available_to_an_agent() -> int | None:
-    """The memory in bytes that is available to an agent after this process has ended."""
+    """The memory in bytes that will be available to an agent when this process has ended."""
     free, own = process_memory.available_bytes(), process_memory.pages()
     return None if free is None or own is None else free + own.anonymous_bytes
 
@@ -44,9 +44,9 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
 
     Args:
         threads: Threads of the runtime; 0 for one per core.
-        length_s: Time in seconds for measuring speed. If the device is too slow for all cases in
-            this time, fewer are timed. Starting processes and measuring memory takes a few seconds
-            more, and up to a minute on a slow board.
+        length_s: Time in seconds for measuring speed. If the device is too slow to time all cases
+            in this time, fewer cases are timed. To start processes and to measure memory, the
+            calibration needs a few additional seconds, or up to a minute on a slow board.
 
     Returns:
         The calibration.
@@ -60,7 +60,7 @@ def calibrate(threads: int = 0, length_s: float = LENGTH_S) -> Calibration:
 
 
 def measure_speed(threads: int, length_s: float) -> Calibration:
-    """Run `calibrate_speed_process`, and log what it prints."""
+    """Run `calibrate_speed_process`, and log the messages that it prints."""
     command = [sys.executable, "-m", "device_agent.profiling.calibrate_speed_process"]
     with (
         tempfile.TemporaryFile() as errors,

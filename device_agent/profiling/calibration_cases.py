@@ -124,7 +124,7 @@ def weight_gradients() -> Iterator[Case]:
 
     Such a gradient is itself a convolution, whose kernel is the gradient of the output.
 
-    The graphs contain this operator in the form that the exporters write.
+    The graphs contain this convolution in the form that the exporters write.
     """
     for outputs, images, size, dilation in WEIGHT_GRADIENTS:
         x = (1, images, size + 2, (size + 2) * dilation)

@@ -15,7 +15,7 @@ FIRST_CASES = 3
 
 @dataclass(frozen=True)
 class Chunk:
-    """Cases of one graph that run in one session. If `needed`, they are never left out."""
+    """Cases of one graph that run in one session. If `needed` is set, they are never left out."""
 
     graph: str
     cases: list[Mapping[str, Shape]]
@@ -25,8 +25,8 @@ class Chunk:
 def spread(cases: Iterable[Case]) -> list[Chunk]:
     """Order the cases so that the first cases already cover all graphs and sizes well.
 
-    The first chunk of each graph has its smallest, its largest and a middle case. Each later chunk
-    has twice as many cases as the previous chunk, with sizes in between.
+    The first chunk of each graph has the graph's smallest, largest and middle case. Each later
+    chunk has twice as many cases as the previous chunk. Their sizes are between the earlier sizes.
     """
     graphs: dict[str, list[Mapping[str, Shape]]] = {}
     for name, shapes in cases:

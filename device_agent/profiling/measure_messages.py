@@ -27,10 +27,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         task: What to measure.
         threads: Threads of the runtime; 0 for one per core.
         runs: Number of counted runs. The child answers with a Measurement.
-        sustained_s: If above 0, the child runs the task for this time in seconds instead, and
-            answers with a Sustained.
+        sustained_s: If it is above 0, the child runs the task for this many seconds instead of
+            counted runs, and answers with a Sustained.
         sysfs: Folder with the device's sensors.
-        started_s: Time at which the parent started the child, by `time.monotonic`.
+        started_s: The time by `time.monotonic` at which the parent started the child.
     """
 
     folder: str
@@ -59,14 +59,14 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks(bundle: Bundle) -> list[Task]:
-    """List the tasks: everything that a round runs for a batch, in the order of the round.
+    """List the tasks for everything that a round runs for a batch, in the order of the round.
 
     Args:
         bundle: The bundle to profile.
 
     Returns:
-        The tasks. If a training step consists of several runs, each of its signatures also has a
-        task.
+        The tasks. If a training step consists of several runs, there is also a task for each of its
+        signatures.
     """
     listed = [
         Task(

@@ -23,7 +23,7 @@ from profiles.errors import EdgeTailorError
 def prepare_run(bundle: Bundle, task: Task, scratch: Path, threads: int) -> ScheduleRun:
     """Create a run with one batch of random data for `task`, see `random_run`.
 
-    With random data, the process does not have to run other signatures before the measured one.
+    With random data, the process does not need to run other signatures first.
     """
     source = source_of(task, bundle)
     return random_run(bundle, [] if source == SAMPLES else [source], scratch, threads)

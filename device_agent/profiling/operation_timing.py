@@ -34,7 +34,7 @@ SUFFIX = "_kernel_time"
 
 
 def random_inputs(shapes: Mapping[str, Shape]) -> dict[str, np.ndarray]:
-    """Draw random inputs of these shapes, with values around 1 so that nothing overflows."""
+    """Draw random inputs of these shapes. The values are near 1 so that nothing overflows."""
     generator = np.random.default_rng(0)
     return {
         name: generator.uniform(0.5, 1.5, shape).astype(np.float32)
@@ -59,7 +59,7 @@ class TimedGraph:
         )
 
     def run(self, shapes: Mapping[str, Shape], budget: Budget, share: float) -> None:
-        """Run the graph repeatedly, for the share `share` of the time that is left in `budget`.
+        """Run the graph repeatedly. The runs take the share `share` of the time left in `budget`.
 
         `RUNS` gives the smallest and the largest number of runs.
         """
@@ -71,10 +71,10 @@ class TimedGraph:
             self._session.run(None, feeds)
 
     def timings(self) -> list[Timing]:
-        """Time of each operation at each of its sizes, averaged over the nodes of that kind.
+        """Time of each kind of operation at each of its sizes, averaged over equal nodes.
 
-        The profiler truncates to whole microseconds. The minimum would therefore be too small, so
-        the mean of the fastest runs is used.
+        The profiler truncates times to whole microseconds, so the minimum would be too small. The
+        mean of the fastest runs is used instead.
         """
         file = Path(self._session.end_profiling())
         events = json.loads(file.read_bytes())
@@ -124,15 +124,15 @@ def time_cases(
 ) -> Timed:
     """Time the operations of some cases.
 
-    When the time is over, the remaining cases are left out, except the first few cases of each
-    graph. Cases that need too much memory are also left out.
+    When the time is over, the remaining cases are left out, but the first few cases of each graph
+    are always timed. Cases that need too much memory are also left out.
 
     Args:
         cases: The graphs and input shapes to run.
         threads: Threads of the runtime; 0 for one per core.
         budget: The time that the cases may take.
         say: Takes messages about the progress.
-        room: Bytes of memory that a case may take.
+        room: The largest memory of a case in bytes.
     """
     every = list(cases)
     chunks = spread(case for case in every if needed_bytes(case[1]) <= room)
@@ -159,7 +159,7 @@ def time_cases(
 
 
 def needed_bytes(shapes: Mapping[str, Shape]) -> int:
-    """The memory that a case takes, in bytes: inputs, and several results of the same size."""
+    """The memory that a case takes, in bytes: inputs, and several results as large as these."""
     return ARRAYS * 4 * sum(math.prod(shape) for shape in shapes.values())
 
 
@@ -168,11 +168,11 @@ def subtract_profiler(timings: Sequence[Timing], node_s: float) -> tuple[Timing,
 
     Args:
         timings: Timings of operations under the profiler.
-        node_s: Time in seconds of the smallest operation without the profiler. The profiler adds
-            the difference between the smallest timing and this time.
+        node_s: Time in seconds of the smallest operation without the profiler. The difference
+            between the smallest timing and `node_s` is the time that the profiler adds.
 
     Returns:
-        The timings without the time of the profiler, each at least `SHORTEST_S`.
+        The timings without the profiler's time. Each timing is at least `SHORTEST_S`.
     """
     smallest = min(timing.seconds for timing in timings)
     floor_s = max(node_s, SHORTEST_S)

@@ -35,7 +35,7 @@ LEGEND = (
 
 
 def label(phase: Phase) -> str:
-    """The label of a phase. It includes the signature if a profile may have several such phases."""
+    """The label of a phase, with its signature if a profile may have several such phases."""
     named = phase.role in ("stage", "step")
     return f"{LABELS[phase.role]} {phase.name}" if named else LABELS[phase.role]
 
@@ -71,7 +71,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         rows: The cells of each row. All rows have the same length.
 
     Returns:
-        One line per row. The first column is left-aligned, the others are right-aligned.
+        One line per row. The first column is left-aligned. All other columns are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -120,7 +120,7 @@ def memory(profile: Profile) -> list[str]:
 
 
 def conditions(before: Conditions, after: Conditions) -> str:
-    """Format temperature, clock and power before and after, and name what cannot be measured."""
+    """Format temperature, clock and power before and after. Also name unknown figures."""
     texts = {
         "temperature": change(before.temperature_c, after.temperature_c, "{:.1f} C"),
         "governor": before.governor,
@@ -149,7 +149,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def change(before: float | None, after: float | None, form: str) -> str | None:
-    """Format a value before and after, or one value if it did not change; None if unknown."""
+    """Format a value before and after, or only once if it did not change; None if unknown."""
     if before is None or after is None:
         return None
     first, last = form.format(before), form.format(after)

@@ -55,17 +55,17 @@ def profile_bundle(
 ) -> Profile:
     """Measure time and memory of a bundle on this device.
 
-    Use it on the device itself, for a bundle that was exported. To predict submodels that were
-    not exported, calibrate the device once and use `plan`.
+    Use this on the device, with an exported bundle. To predict submodels that were not exported,
+    calibrate the device once and use `plan`.
 
-    Each part of a round, such as the training step, is measured in a child process, and its start
-    is logged. The samples are random, because the time does not depend on them.
+    Each part of a round, such as the training step, is measured in a child process. The start of
+    each measurement is logged. The samples are random, because the time does not depend on them.
 
     Args:
         folder: The bundle.
         threads: Threads of the runtime; 0 for one per core.
         runs: Number of counted runs of each part.
-        sustained_s: If above 0, also train without a pause for this time in seconds.
+        sustained_s: If it is above 0, also train without a pause for this many seconds.
         sysfs: Folder with the device's sensors.
 
     Returns:
@@ -119,7 +119,7 @@ def profile_bundle(
 
 @dataclass
 class ChildProcesses:
-    """Runs the child processes one after another, and reads the sensors in the meantime.
+    """Runs the child processes one after another, and reads the sensors between them.
 
     Attributes:
         bundle: The bundle to measure.

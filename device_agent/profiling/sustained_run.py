@@ -1,4 +1,4 @@
-"""Runs for many minutes, to show whether a device slows down when it gets warm."""
+"""Repeats a step for many minutes, to show whether a device slows down when it gets warm."""
 
 import time
 from array import array
@@ -55,7 +55,7 @@ def summarise(
         readings: Temperature and clock rate in each interval in which a step started.
 
     Returns:
-        The first and the last step times, and the step times in each interval.
+        The step times at the start, at the end, and in each interval.
     """
     total = float(starts[-1] + durations[-1])
     # For a run shorter than two minutes, the two halves are compared.

@@ -21,9 +21,10 @@ class Budget:
         return self._end - self._clock()
 
     def runs(self, limits: tuple[int, int], share: float) -> Iterator[int]:
-        """Yield the number of each run, until the share `share` of the time left is used up.
+        """Yield the number of each run until the runs have used the share `share` of the time left.
 
-        `limits` are the fewest and the most runs. When no time is left, there is only one run.
+        `limits` are the smallest and the largest number of runs. If no time is left, there is one
+        run.
         """
         fewest, most = limits
         end_s = (1 - share) * self.left_s

@@ -1,5 +1,5 @@
-"""The runtimes that execute graphs: one module for each, chosen by the manifest's `runtime`.
+"""The runtimes that execute graphs. Each has a module, which the manifest's `runtime` selects.
 
-Start with `runtime_choice.py`. A runtime loads a graph and runs it on numpy arrays. It does not
+Start with `runtime_choice.py`. A runtime loads a graph and runs it on numpy arrays. Runtimes do not
 know schedules or submodel families.
 """

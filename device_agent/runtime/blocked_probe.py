@@ -1,11 +1,11 @@
 """Tests with a tiny run whether this ONNX Runtime has blocked convolutions.
 
-Also finds the block size: the number of channels in a block. The runtime's version and the
-processor's name do not tell this size reliably, and a graph with another block size gives wrong
+Also finds the block size, which is the number of channels in a block. The runtime's version and the
+processor's name do not determine this size reliably. A graph with another block size gives wrong
 numbers without an error. A probe is a graph with two outputs: the result of some convolutions, and
-the result of the same convolutions in blocked form. The two are equal if the probe has the
-runtime's block size. The probes are in the folder `probes`; `exporters/runtime_probes.py` writes
-these files.
+the result of these convolutions in blocked form. If the probe has the runtime's block size, the two
+outputs are equal. The probes are files in the folder `probes`. `exporters/runtime_probes.py` writes
+them.
 """
 
 from functools import cache
@@ -50,7 +50,7 @@ def runs(probe: Path) -> bool:
 
 
 def best_form(graph: Path) -> Path:
-    """Choose the file to open: the blocked form of `graph` for this runtime if it exists.
+    """Choose the file to open: the blocked form of `graph` for this runtime, if there is one.
 
     Without such a form, the file is `graph` itself.
     """

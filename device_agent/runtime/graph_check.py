@@ -1,9 +1,10 @@
 """Checks the content of an ONNX file before a runtime opens it.
 
-Exported graphs have all values in the file, and only operators of ONNX's own domain. A graph in
-blocked form may also have the runtime's operators for this form. Other content may make the runtime
-read other files or load other code. Devices lack the library `onnx`, so this module reads the
-needed part of the file's Protocol Buffers (github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+The file of an exported graph contains all values and only operators of ONNX's own domain. A graph
+in blocked form may also contain the runtime's operators for this form. Other content could make the
+runtime read other files or load other code. Devices do not have the library `onnx`. So this module
+reads the needed parts of the file's Protocol Buffers
+(github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
 
 from collections.abc import Collection, Iterator
@@ -75,7 +76,7 @@ def check_graph(path: Path) -> None:
 def foreign(
     data: memoryview, kind: str = "model", depth: int = 0, domains: Collection[bytes] = OWN
 ) -> str | None:
-    """Describe the first content of the protobuf message `data` that no exported graph has.
+    """Describe the first content in the protobuf message `data` that exported graphs never have.
 
     Returns None if there is no such content. `domains` are the allowed domains of operators.
 

@@ -1,4 +1,4 @@
-"""Tests with tiny runs which form of a bundle's graphs this device runs."""
+"""Finds out, with tiny runs, which form of a bundle's graphs this device runs."""
 
 from functools import cache
 

@@ -31,7 +31,7 @@ def arena() -> str:
 def without_remarks() -> Iterator[None]:
     """Drop the INFO lines that LiteRT writes to stderr inside the block.
 
-    Other output to stderr is held back, and appears when the block ends.
+    Other output to stderr appears when the block ends.
     """
     try:
         # LiteRT writes from C++ to the file descriptor, which sys.stderr cannot redirect.
@@ -98,8 +98,8 @@ class LitertSession:
     ) -> dict[str, np.ndarray]:
         """See `Session.run`.
 
-        LiteRT computes results in its own memory. Afterwards, the results in `over` are copied over
-        the inputs that they may overwrite.
+        LiteRT computes results in its own memory. After the run, each result in `over` is copied
+        over the input that it may overwrite.
         """
         # LiteRT writes its INFO lines in the first run only; redirecting takes time.
         with nullcontext() if self._ran else without_remarks():

@@ -31,12 +31,11 @@ class Session(Protocol):
         Args:
             feeds: All inputs by name.
             over: Maps the name of an output to the input that it may overwrite. The runtime decides
-                whether the output overwrites this input. If the run fails, such an input may have
-                any content.
+                whether it does so. If the run fails, such an input may have any content.
 
         Returns:
-            All outputs by name. The arrays are new, except that an output in `over` may be the
-            array of the input that it overwrites.
+            All outputs by name. Each array is new, but an output in `over` may be the array of the
+            input that it overwrites.
         """
         ...
 
@@ -62,7 +61,7 @@ RUNTIMES: Mapping[str, Runtime] = {"onnx": onnx_runtime, "litert": litert_runtim
 
 
 def runtime_of(name: str) -> Runtime:
-    """The runtime with this `name` in manifests. Raises BundleError if the agent lacks it."""
+    """The runtime with this `name` in manifests. Raises BundleError if the name is unknown."""
     if name not in RUNTIMES:
         raise BundleError(
             "The bundle is for the runtime {runtime!r}; this agent runs {known} bundles. Export it "
@@ -79,7 +78,7 @@ def open_session(runtime: str, graph: Path, signature: str, threads: int) -> Ses
 
     Args:
         runtime: Name of the runtime in the manifest.
-        graph: The file that holds the signature.
+        graph: The file with the signature.
         signature: Name of the signature.
         threads: Number of threads; 0 means one for each core.
 

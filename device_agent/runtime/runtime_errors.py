@@ -1,4 +1,4 @@
-"""Translation of a runtime's exceptions into MemoryError, DataError or BundleError."""
+"""Converts a runtime's exceptions to MemoryError, DataError or BundleError."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WRONG_INDEX = (
 
 
 def runtime_error(error: Exception, graph: Path, trouble: str, library: str) -> Exception:
-    """Convert `error`, which `library` raised for `graph`, to the exception to raise.
+    """Convert `error`, which `library` raised for `graph`, to the exception of the agent.
 
     The result is a MemoryError if memory ran out. It is a DataError if a number in the samples is
     an id without a row in a table. Otherwise it is a BundleError. `trouble` is the verb of the

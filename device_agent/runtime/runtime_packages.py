@@ -1,4 +1,4 @@
-"""The packages of the runtimes and their tested versions. Nothing is imported here."""
+"""The packages of the runtimes and their tested versions. This module does not import them."""
 
 LITERT = "ai-edge-litert"
 VERIFIED = ("1.19.2", "1.23.2", "1.31.1")
@@ -6,7 +6,7 @@ VERIFIED = ("1.19.2", "1.23.2", "1.31.1")
 
 
 def unverified(installed: str) -> str | None:
-    """A remark on the version `installed` of onnxruntime; None if it is one of `VERIFIED`.
+    """A remark on the version `installed` of onnxruntime; None if this version is in `VERIFIED`.
 
     Examples:
         >>> unverified("1.25.0")

@@ -1,8 +1,8 @@
 """Tests with tiny runs whether Winograd's method makes this ONNX Runtime faster.
 
-The method needs fewer multiplications but more passes over memory. Whether it is faster depends on
-the processor. The probe is a small training step of two layers. `exporters/runtime_probes.py`
-writes this step in both forms to the folder `probes`.
+The method needs fewer multiplications but more passes over memory. On some processors it is faster,
+on others slower. The probe is a small training step of two layers. `exporters/runtime_probes.py`
+writes this step, in plain and in Winograd form, to the folder `probes`.
 """
 
 import time
@@ -32,7 +32,7 @@ RUNS = 5
 
 @cache
 def multiplies_faster() -> bool:
-    """Whether convolutions by Winograd's method are correct and faster here; measured once."""
+    """Whether convolutions by Winograd's method are correct and faster here. Measured only once."""
     faster = gains(PROBE)
     release_unused()  # memory that the sessions freed would count against a memory limit
     return faster
@@ -41,8 +41,8 @@ def multiplies_faster() -> bool:
 def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
     """Whether the Winograd form of the graph in `probe` is correct and faster by `clock`.
 
-    The default clock counts processor time. Other programs hardly change it, so a second call
-    should give the same answer.
+    The default clock counts processor time. Other programs hardly change this time, so a second
+    call should give the same answer.
     """
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}

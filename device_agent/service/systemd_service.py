@@ -34,12 +34,12 @@ OLD_CGROUPS = Path("/proc/cgroups")
 
 
 def agent_service(user: bool) -> Service:
-    """The agent's service of the current user, or of the system."""
+    """The agent's service, which belongs to the current user or to the system."""
     return service_of(NAME, "edgetailor-agent run", user)
 
 
 def with_absolute_paths(options: RunOptions) -> RunOptions:
-    """Make the paths of `options` absolute, because the service starts in another folder."""
+    """Make the paths in `options` absolute, because the service starts in another folder."""
     return replace(
         options,
         state=Path(os.path.abspath(options.state or default_state())),

@@ -1,7 +1,7 @@
-"""Systemd services: how their files are written and removed, and parts of their unit files.
+"""Writes and removes the files of systemd services, and makes parts of their unit files.
 
-`systemd_service.py` has the agent's service, `toolkit/coordinator/coordinator_service.py` the
-service of `serve`.
+The agent's service is in `systemd_service.py`. The service of `serve` is in
+`toolkit/coordinator/coordinator_service.py`.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Service:
 
     Attributes:
         name: The name of its program, such as edgetailor-agent.
-        start: The command that the service runs; people start it by hand without systemd.
+        start: The command that the service runs, and that people can start by hand without systemd.
         user: Whether the service belongs to the current user.
         unit: The path of its unit file.
         options: The path of a file with its options.
@@ -68,7 +68,7 @@ class Service:
 
     @property
     def systemctl(self) -> list[str]:
-        """How to call systemctl for this service, as a list of words."""
+        """The start of a systemctl command for this service, as a list of words."""
         return ["systemctl", "--user"] if self.user else ["systemctl"]
 
     def install(self, unit: str, options: bytes | None = None) -> None:
@@ -76,7 +76,7 @@ class Service:
 
         Args:
             unit: The text of its unit file.
-            options: The content of its options file; None for a service without one.
+            options: The content of its options file; None if the service has no options file.
 
         Raises:
             InputError: This user may not install a service, or systemd refuses it.
@@ -150,7 +150,7 @@ def systemd_version(start: str) -> int:
 
 
 def hardened(service: Service, used: Iterable[Path], written: Iterable[Path]) -> list[str]:
-    """Settings that protect the system from the service, but let it use its own folders.
+    """Settings that protect the system from the service, and let the service use its own folders.
 
     Args:
         service: The service.
@@ -170,19 +170,19 @@ def hardened(service: Service, used: Iterable[Path], written: Iterable[Path]) ->
 
 
 def wanted_by(service: Service) -> list[str]:
-    """The last section of a unit: the service starts with the machine, or at a login."""
+    """The last section of a unit. It makes the service start with the machine or at a login."""
     target = "default.target" if service.user else "multi-user.target"
     return ["[Install]", f"WantedBy={target}"]
 
 
 def environment(names: Iterable[str]) -> list[str]:
-    """Pass these variables of the present environment to the service."""
+    """The settings that pass these variables of the present environment to the service."""
     given = [(name, os.environ.get(name)) for name in names]
     return [f"Environment={quoted(f'{name}={value}')}" for name, value in given if value]
 
 
 def restarts(version: int) -> list[str]:
-    """The settings by which systemd restarts a failed service; `version` is systemd's version."""
+    """Settings that make systemd restart a failed service. `version` is systemd's version."""
     # Growing pauses protect a small board from a failure that repeats.
     if version < RESTART_STEPS_VERSION:
         return ["RestartSec=300"]

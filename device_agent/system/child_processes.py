@@ -7,12 +7,13 @@ def failure(code: int, errors: bytes) -> str:
     """Explain why a child process failed.
 
     Args:
-        code: Its exit status. If a signal ended it, this is the negative number of the signal.
-        errors: Its output on stderr.
+        code: The exit status of the process. If a signal ended the process, it is the negative
+            number of the signal.
+        errors: The output of the process on stderr.
 
     Returns:
-        The last line of `errors`. If SIGKILL ended the process, a sentence which says that memory
-        probably ran out.
+        The last line of `errors`. If SIGKILL ended the process, the result is a sentence that
+        memory probably ran out.
     """
     if code == -signal.SIGKILL:
         return "the system killed the process, most likely because memory ran out."

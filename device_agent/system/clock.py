@@ -1,6 +1,6 @@
 """This device's clock, and whether its time is believable.
 
-The clock of a board without a battery shows a time in the past after the board has started.
+If a board has no battery, its clock shows a time in the past after each start.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ only read."""
 
 
 def is_synchronised() -> bool:
-    """Whether a time service has set the clock, as the kernel reports it."""
+    """Whether a time service has set the clock, according to the kernel."""
     try:
         state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -40,9 +40,9 @@ class Clock:
     synchronised: Callable[[], bool] = is_synchronised
 
     def is_believable(self, newest: float = 0) -> bool:
-        """Whether a time service has set the clock, or the time is late enough to be right.
+        """Whether a time service has set the clock, or the time is late enough to be correct.
 
-        The time is late enough if it is not before `newest`, in seconds since 1970, and not before
+        The time is late enough if it is not before `newest` (in seconds since 1970) and not before
         the release of this version.
         """
         return self.synchronised() or self.now() >= max(newest, RELEASED_S)

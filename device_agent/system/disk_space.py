@@ -1,4 +1,4 @@
-"""Arrays on disk that are too large for memory. Disk space is reserved before writing."""
+"""Stores arrays on disk that are too large for memory. Reserves the disk space before writing."""
 
 import errno
 import hashlib
@@ -69,7 +69,7 @@ def storage_error(error: OSError) -> StorageError | None:
 class MappedArray:
     """A read-only array of `dtype` and `shape` at `offset` (bytes) of the file `path`.
 
-    Reading the array maps pages of the file into memory; `drop` releases these pages.
+    A read access maps pages of the file into memory. `drop` releases these pages.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class MappedArray:
         return result
 
     def drop(self) -> None:
-        """Release the mapped pages; the next access maps them again."""
+        """Release the mapped pages. The next access maps pages again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -170,13 +170,13 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 class Written(msgspec.Struct, frozen=True):
-    """How much of a file was written: its first `size` bytes and their BLAKE2b digest."""
+    """The part of a file that was written: the first `size` bytes, with their BLAKE2b digest."""
 
     size: int
     digest: str
 
     def still_in(self, path: Path) -> bool:
-        """Whether the file at `path` still begins with these bytes, by their digest."""
+        """Whether the file at `path` still begins with these bytes. The digests are compared."""
         try:
             return FileDigest(path).up_to(self.size) == self
         except OSError:
@@ -193,7 +193,7 @@ class FileDigest:
     def up_to(self, size: int) -> Written:
         """Compute the digest of the first `size` bytes, or of the whole file if it is shorter.
 
-        Only bytes that the previous call did not read are read.
+        Each call reads only the bytes that earlier calls have not read.
         """
         with self.path.open("rb") as file:
             file.seek(self.size)
@@ -204,10 +204,10 @@ class FileDigest:
 
 
 class NpyWriter:
-    """Writes the .npy file `path` in pieces, into disk space that is reserved when it is opened.
+    """Writes the .npy file `path` in pieces. Reserves the disk space when it opens the file.
 
     Raises OSError if there is not enough space. Without the reservation, a full disk would be
-    detected only in the middle of the file.
+    noticed only in the middle of the file.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...], done: int = 0) -> None:

@@ -13,11 +13,11 @@ PACKAGES = "class/powercap/intel-rapl:*"
 
 
 class EnergyMeter:
-    """Measures the energy that is used from its creation on.
+    """Measures the energy that the machine has used since this object was created.
 
-    A processor's counter does not include memory, screen and radio. A battery gives the energy of
-    the whole machine, but in large steps, and only while nothing charges it. Both include all other
-    programs.
+    A processor's counter does not include memory, screen and radio. A battery shows the energy of
+    the whole machine, but in large steps, and only while it is not charged. Both sources include
+    all other programs.
 
     Args:
         root: The root of sysfs.
@@ -29,7 +29,7 @@ class EnergyMeter:
         self._stored = _stored_j(root)
 
     def used(self) -> Energy | None:
-        """The energy since the creation; None if the machine does not report it."""
+        """The energy since this object was created; None if the machine does not report it."""
         now = _packages(self._root)
         if self._packages and now.keys() >= self._packages.keys():
             # A counter starts again at 0 after its range.

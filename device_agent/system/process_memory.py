@@ -49,9 +49,9 @@ def available_bytes() -> int | None:
 
 
 def reset_peak() -> bool:
-    """Restart the peak from the current resident set; False if the system does not allow it.
+    """Reset the peak to the current resident set. Returns False if the system does not allow it.
 
-    A new process starts with the peak of the program that ran in it before `exec`.
+    Without a reset, a new process has the peak of the program that ran in it before `exec`.
     """
     try:
         CLEAR.write_text("5")
@@ -80,9 +80,9 @@ def kilobytes(file: Path, name: str) -> int | None:
 def map_large_blocks() -> None:
     """Make glibc return large blocks of memory to the system as soon as they are freed.
 
-    By default, glibc does this only for blocks above a threshold. Glibc raises the threshold to the
-    size of the largest freed block (up to 32 MB), and keeps smaller free blocks that lie between
-    used blocks. How much memory glibc keeps then depends on chance.
+    By default, glibc does this only for blocks above a threshold, and raises the threshold to the
+    size of the largest freed block (up to 32 MB). It keeps smaller free blocks that are between
+    used blocks. So by default it depends on chance how much memory glibc keeps.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -25,8 +25,9 @@ COUNTERS = "devices/system/cpu/cpu*/thermal_throttle/*_throttle_count"
 class Throttle:
     """Reasons why the processor runs slower than it could.
 
-    The reasons in `active` apply now; those in `since_boot` applied at some time since the last
-    boot. `events` counts how often an x86 processor has slowed itself down since the last boot.
+    The reasons in `active` apply now. The reasons in `since_boot` applied at some time since the
+    last boot. `events` counts how often an x86 processor has slowed itself down since the last
+    boot.
     """
 
     active: tuple[str, ...] = ()
@@ -63,7 +64,7 @@ def temperature_c(root: Path = SYS) -> float | None:
 
 
 def governor(root: Path = SYS) -> str | None:
-    """The governor that sets the clock, such as ondemand; several are joined by commas."""
+    """The governor that sets the clock, such as ondemand. Commas separate several governors."""
     governors = {
         text(path) for path in root.glob("devices/system/cpu/cpu*/cpufreq/scaling_governor")
     }
@@ -71,7 +72,7 @@ def governor(root: Path = SYS) -> str | None:
 
 
 def clock_hz(root: Path = SYS) -> int | None:
-    """Current clock of the fastest core: measured by the hardware, or else set by the kernel."""
+    """Current clock of the fastest core, measured by the hardware or, if not, set by the kernel."""
     # cpuinfo_cur_freq is measured, but on many kernels only root can read it.
     for name in ("cpuinfo_cur_freq", "scaling_cur_freq"):
         clocks = [number(path) for path in root.glob(f"devices/system/cpu/cpu*/cpufreq/{name}")]
@@ -101,14 +102,14 @@ def throttle(root: Path = SYS) -> Throttle | None:
 
 
 def battery_level(root: Path = SYS) -> float | None:
-    """Charge of the machine's battery from 0 to 1; the mean of several batteries."""
+    """Charge of the machine's battery from 0 to 1. Several batteries give their mean."""
     levels = [number(supply / "capacity") for supply in power_supplies(root, "battery")]
     known = [value for value in levels if value is not None]
     return sum(known) / len(known) / 100 if known else None
 
 
 def charging(root: Path = SYS) -> bool | None:
-    """Whether the machine runs on external power. If so, its battery is charging or full."""
+    """Whether the machine runs on external power, so that its battery is charging or full."""
     status = {text(supply / "status") for supply in power_supplies(root, "battery")}
     online = [
         number(supply / "online") for supply in power_supplies(root, "mains", "usb", "wireless")
@@ -139,7 +140,7 @@ def _cooling(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def power_supplies(root: Path, *kinds: str) -> Iterator[Path]:
-    """Yield the machine's power supplies, without supplies of devices such as a mouse."""
+    """Yield the machine's power supplies, but not the supplies of devices such as a mouse."""
     for supply in sorted(root.glob("class/power_supply/*")):
         kind = (text(supply / "type") or "").lower()
         if kind.startswith(kinds) and text(supply / "scope") != "Device":
@@ -147,7 +148,7 @@ def power_supplies(root: Path, *kinds: str) -> Iterator[Path]:
 
 
 def text(path: Path) -> str | None:
-    """Content of a small file; None on an error, as for a sensor that is switched off."""
+    """Content of a small file; None on an error, for example if a sensor is switched off."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

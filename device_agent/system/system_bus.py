@@ -1,4 +1,4 @@
-"""The state of this machine according to systemd-logind and NetworkManager, read with `busctl`.
+"""Reads the state of this machine from systemd-logind and NetworkManager with `busctl`.
 
 A value is None if the service does not run here, or does not know the state.
 """
@@ -35,7 +35,7 @@ def is_idle() -> bool | None:
 
 
 def is_metered() -> bool | None:
-    """Whether the present connection costs money by volume. NetworkManager may guess this."""
+    """Whether the present connection charges for data volume. NetworkManager may guess this."""
     return ANSWERS.get(_property(METERED))
 
 

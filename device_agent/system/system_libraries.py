@@ -13,6 +13,6 @@ DEBIAN_PACKAGES = {
 
 
 def missing_library(said: str) -> str | None:
-    """The library that is missing according to the loader's message `said`, or None."""
+    """The library that is missing, according to the loader's message `said`; None if none is."""
     matched = MISSING.search(said)
     return matched[1] if matched else None

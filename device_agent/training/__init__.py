@@ -2,12 +2,12 @@
 
 Start with `standalone_training.py` (the command `train`) and `bundle_training.py`. Then read:
 
-- `schedule_interpreter.py`: runs the instructions of the bundle's schedule, on top of
+- `schedule_interpreter.py`: runs the instructions of the bundle's schedule. It uses
   `resumable_run.py` (position and checkpoints) and `signature_runs.py` (inputs and outputs).
-- `batching.py` splits the data into batches; `activation_cache.py` stores recorded activations.
+- `batching.py` splits the data into batches. `activation_cache.py` stores recorded activations.
 - `training_folder.py`, `checkpoint.py`: temporary files, and resuming a killed training.
-- `memory_limits.py`, `memory_estimate.py`, `memory_refusal.py`: the limits of this process, the
-  memory that a training needs, and the refusal if it does not fit.
+- `memory_limits.py`: the memory limits of this process. `memory_estimate.py`: the memory that a
+  training needs. `memory_refusal.py`: the refusal of a training that needs too much memory.
 - `execution_plan.py`: how this device runs the bundle. `form_choice.py` chooses the form of its
   graphs; `form_check.py` compares this form with the plain graphs.
 - `personal_model.py`: the personal tensors; `round_profile.py`: time and memory of a round.

@@ -1,7 +1,7 @@
-"""Recorded activations, written in sample order and read by sample index.
+"""Stores recorded activations. They are written in sample order and read by sample index.
 
-A recording is normally a file, so that it survives a restart and need not fit into memory. If the
-disk has too little free space but memory has enough, the recording is kept in memory instead.
+A recording is normally a file. A file survives a restart and may be larger than memory. If the disk
+has too little free space but memory has enough, the recording is kept in memory.
 """
 
 import math
@@ -157,7 +157,7 @@ class Recording:
             self._writer = None
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Copy the activations of the samples `indices` as float32.
+        """Copy the activations of the samples with these `indices` as float32.
 
         The shape of the copy is (len(indices), *shape).
         """

@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 def held_out(samples: int, share: float) -> np.ndarray:
     """Choose the samples for validation.
 
-    The choice depends only on the arguments, so that a restarted training and later rounds hold
-    out the same samples.
+    The choice depends only on the arguments. So a restarted training and later rounds hold out the
+    same samples.
 
     Args:
         samples: Number of samples.
@@ -46,12 +46,12 @@ def held_out(samples: int, share: float) -> np.ndarray:
 
 
 def held_out_for(samples: int, options: TrainingOptions) -> np.ndarray:
-    """Choose the samples that a training with `options` does not train on, see `held_out`.
+    """Choose the samples on which a training with `options` does not train, see `held_out`.
 
     A device with too few samples for a federated evaluation trains on all its samples instead.
 
     Raises:
-        DataError: The owner asks for a validation, and there are too few samples.
+        DataError: The owner asks for a validation, but there are too few samples.
     """
     try:
         return held_out(samples, options.held_out)
@@ -70,8 +70,8 @@ def batches(samples: int, size: int, order: np.random.Generator | None) -> list[
 
     Args:
         samples: Number of samples.
-        size: Samples in a batch. The last batch may be smaller, or larger by one.
-        order: Generator that shuffles the samples; None keeps them in sequence.
+        size: Samples in a batch. The last batch may be smaller, or larger by one sample.
+        order: Generator that shuffles the samples. If it is None, the samples keep their order.
 
     Returns:
         Arrays of sample indices. Each index is in exactly one array.
@@ -93,7 +93,7 @@ def classes_in(y: np.ndarray, samples: np.ndarray, classes: int) -> np.ndarray:
         classes: Number of classes.
 
     Returns:
-        A float32 array (classes,): 1 for a class that occurs, 0 for the others.
+        A float32 array (classes,): 1 for a class that occurs, 0 for all other classes.
     """
     occurs = np.zeros(classes, bool)
     for rows in row_slices(samples):

@@ -95,8 +95,8 @@ def train_bundle(
     """Train the bundle in `folder` on local data and write the update to the folder `out`.
 
     If the process is killed, the same call continues from the last checkpoint. With one thread and
-    the same seed, the update is bit-identical, even if the process was killed in between. This does
-    not hold with differential privacy for samples, because batches and noise are new each time.
+    the same seed, the update is bit-identical, even if the process was killed during the training.
+    Updates with differential privacy for samples differ, because batches and noise are random.
 
     Args:
         folder: The bundle.
@@ -105,12 +105,12 @@ def train_bundle(
         options: Threads, seed, validation, memory limit and the federation's evaluation.
         personal: Personal tensors of earlier rounds, by name.
         keep: Stores the new personal tensors; see `KeepPersonal`.
-        spend: Counts the steps with differential privacy for samples; see `Spend`.
+        spend: Called with the number of steps with differential privacy for samples; see `Spend`.
         on_epoch: Called after each epoch.
         on_batch: Called before each batch. The training waits until it returns.
-        force: Replace an update that is in `out`.
-        profiled: Add time and memory of this training to the update's record. Times differ between
-            runs, so the record is then not reproducible.
+        force: Replace an existing update in `out`.
+        profiled: Add time and memory of this training to the update's record. Then the record is
+            not reproducible, because times differ between runs.
         summarized: Add a coarse summary of the inputs to the update's record, unless the bundle
             promises privacy for samples.
         idle: Memory that this process used before its first training (default: the present use).
@@ -122,8 +122,8 @@ def train_bundle(
     Raises:
         BundleError: The bundle cannot be used.
         DataError: The data do not fit the bundle.
-        LimitError: The training needs too much memory. If the need can be predicted, the error is
-            raised before the training starts, otherwise when memory runs out.
+        LimitError: The training needs too much memory. If this can be predicted, the error is
+            raised before the training starts. Otherwise it is raised when memory runs out.
         UpdateError: The training diverged. `out` is not written.
     """
     out = Path(out)
@@ -177,23 +177,24 @@ def judge_bundle(
     on_batch: OnBatch = at_once,
     idle: Usage | None = None,
 ) -> Judgement | None:
-    """Evaluate the model of a bundle on the samples that this device keeps apart.
+    """Evaluate the model of a bundle on the samples that this device uses only for evaluation.
 
-    Nothing is trained. A killed evaluation starts again and gives the same counts.
+    Nothing is trained. If an evaluation is killed, the next call starts it again and gives the same
+    counts.
 
     Args:
         folder: The bundle.
         data: Local data, see `train_bundle`.
         scratch_for: The path of an update. Recordings are stored in the training folder of this
             update.
-        options: As for a training; `evaluation` is set.
+        options: Options of a training, with `evaluation` set.
         on_batch: Called before each batch.
         idle: Memory that this process used before its first training (default: the present use).
 
     Returns:
-        The counts; None if the device has too few samples to keep some apart, or if the bundle
+        The counts. None if the device has too few samples for an evaluation, or if the bundle
         promises differential privacy for samples, because counts have no noise. A loss that is not
-        finite counts as the largest, see `finite_counts`.
+        finite becomes the largest possible loss, see `finite_counts`.
 
     Raises:
         BundleError: The bundle cannot be used.
@@ -305,10 +306,10 @@ def resume(run: ScheduleRun, form: str | None) -> bool:
 
     Args:
         run: A run that has not started.
-        form: The form of its graphs; None if they are plain.
+        form: The form of the run's graphs; None if the graphs are plain.
 
     Returns:
-        Whether the checkpoint is of a finished training. If so, the update may already exist.
+        Whether the checkpoint is from a finished training. If so, the update may already exist.
     """
     options = run.options
     # The memory limit is left out: raising it must not restart a training that hit the limit.
@@ -367,7 +368,7 @@ def finish(
 
 
 def spend_privacy(run: ScheduleRun, spend: Spend) -> None:
-    """Count the steps of a finished run, if its samples have differential privacy."""
+    """Count the steps of a finished run if its samples have differential privacy."""
     instruction = training_of(run.bundle)
     if (terms := instruction.privacy) is None:
         return

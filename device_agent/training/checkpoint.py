@@ -34,13 +34,14 @@ class Position(msgspec.Struct, kw_only=True):
         losses: Mean loss of each finished epoch.
         validation: Evaluation after each finished epoch.
         before: Counts of the received model on held-out samples, for a federated evaluation.
-        after: The same counts of this device's own model after the last epoch.
+        after: The same counts for this device's own model after the last epoch.
         recorded: Recordings that are complete on disk, by name.
         recording: Name of the recording that is being written.
-        begun: Size and digest of the part of this recording that is on disk.
-        spent_s: Seconds that recordings and batches have taken, if the time is limited.
-        samples: Number of different samples that were trained on; None if the time was enough for
-            all.
+        begun: Size and digest of the part of `recording` that is on disk.
+        spent_s: Seconds that recordings and batches have taken, counted only if the time is
+            limited.
+        samples: Number of different samples in the training; None if the time was sufficient for
+            all samples.
         dropout: State of the random generator for dropout, as JSON.
     """
 
@@ -79,9 +80,9 @@ class Checkpoint(msgspec.Struct):
 class Checkpoints:
     """The checkpoint file of one training in the folder `folder`.
 
-    A training is identified by `key`, a hash of its inputs, and by the personal tensors that it
-    starts with. A checkpoint of another training is ignored. The checkpoint also names the bundle,
-    by its SHA-256 `bundle`, and the `form` of the graphs that are trained; see `form_begun`.
+    A training is identified by `key`, a hash of its inputs, and by the personal tensors with which
+    it starts. A checkpoint of another training is ignored. A checkpoint also contains the bundle's
+    SHA-256 `bundle` and the `form` of the trained graphs; see `form_begun`.
     """
 
     def __init__(
@@ -94,10 +95,11 @@ class Checkpoints:
         self._path = folder / CHECKPOINT
 
     def accept_personal(self, personal: Tensors) -> None:
-        """Allow later checkpoints also for a training that starts with the tensors `personal`.
+        """Make later checkpoints also valid for a training that starts with the tensors `personal`.
 
         When a training ends, its new personal tensors are stored before the update is written. If
-        the process is killed in between, the next start has the new tensors instead of the old.
+        the process is killed between the two steps, the next start finds the new tensors instead of
+        the old tensors.
         """
         self._keys.append(self._key_with(personal))
 
@@ -154,18 +156,18 @@ class Checkpoints:
 
 
 def form_begun(folder: Path, bundle: str) -> str | None:
-    """The form of graphs in which a killed training in `folder` has to continue.
+    """The form of graphs with which a killed training in `folder` must continue.
 
-    Two forms differ in rounding. A device measures which form is faster, and the result may change
-    after a restart.
+    The forms differ in rounding, so a training must not change its form. A device measures which
+    form is faster, and the result may change after a restart.
 
     Args:
         folder: The training folder.
         bundle: SHA-256 of the bundle's manifest.
 
     Returns:
-        The name of the form, `PLAIN` for the unchanged graphs; None without a checkpoint of a
-        training of this bundle.
+        The name of the form. It is `PLAIN` for the unchanged graphs, and None if there is no
+        checkpoint of a training of this bundle.
     """
     try:
         with safe_open(folder / CHECKPOINT, framework="numpy") as file:
@@ -201,5 +203,5 @@ def _with_prefix(prefix: str, tensors: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def training_key(parts: object) -> str:
-    """The SHA-256 of the inputs of a training; `parts` are values that JSON can hold."""
+    """The SHA-256 of the inputs of a training. `parts` are values that JSON can represent."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -22,8 +22,8 @@ class ExecutionPlan:
     """How this device trains a bundle.
 
     Attributes:
-        bundle: The bundle, with its graphs in the form that runs.
-        plain: The bundle as it was opened, with its plain graphs.
+        bundle: The bundle with its graphs in the form that this device runs.
+        plain: The opened bundle with its plain graphs.
         options: Threads, seed, validation and the owner's memory limit.
         idle: Memory of this process before its first training.
         limits: All memory limits of this process.
@@ -70,13 +70,13 @@ class ExecutionPlan:
 def plan_execution(
     bundle: Bundle, options: TrainingOptions, idle: Usage, begun: str | None = None
 ) -> ExecutionPlan:
-    """Plan how this device trains `bundle`: in the device's form if this form fits, else plain.
+    """Plan how this device trains `bundle`: in the device's form if it fits, otherwise plain.
 
     Args:
-        bundle: The bundle as it was opened.
+        bundle: The opened bundle.
         options: Options of the training.
         idle: Memory of this process before its first training.
-        begun: The form in which a killed training has to continue; None if the training is new.
+        begun: The form with which a killed training must continue; None if the training is new.
 
     Raises:
         BundleError: The bundle only predicts.

@@ -1,9 +1,9 @@
 """Checks that a bundle's graphs in the device's form give the same results as the plain graphs.
 
-The probe of the runtime shows which form this device can run, but not that the form of this bundle
-is correct. If the form has another block size, or if the runtime computes one shape wrongly, the
-training goes wrong without an error. Therefore, before the first training of a bundle, one batch of
-random data runs through both forms. Graphs of frozen stages have only the plain form.
+A probe of the runtime shows which form this device can run. It does not show that the form of this
+bundle is correct. If the form has another block size, or if the runtime computes one shape wrongly,
+the training gives wrong results without an error. Therefore, before the first training of a bundle,
+one batch of random data runs through both forms. Graphs of frozen stages have only the plain form.
 """
 
 import logging
@@ -34,14 +34,14 @@ def with_checked_form(
     """Check the form of `plan`. Returns `plan`, or a plan with plain graphs if the results differ.
 
     The check compares the results of the first training step. If memory is too small for the check,
-    or if numbers are not finite, there is no result. Then the form is used, and checked again
-    before the next training.
+    or if numbers are not finite, the check has no result. Then the form is used now, and checked
+    again before the next training.
 
     Args:
         plan: How the device would train the bundle.
         file: The file with the results of earlier checks.
         scratch: Folder for temporary files.
-        wait: Called before the check, which starts when it returns.
+        wait: Called before the check. The check starts when `wait` returns.
     """
     if plan.form is None:
         return plan
@@ -68,7 +68,7 @@ def with_checked_form(
 
 
 def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
-    """Describe how the first steps of the plan's form and the plain graphs differ, or return None.
+    """Describe how the first steps in the plan's form and in plain form differ; None if they agree.
 
     Raises FloatingPointError if the plain graphs compute numbers that are not finite.
     """
@@ -84,9 +84,9 @@ def difference(plan: ExecutionPlan, scratch: Path) -> str | None:
 
 
 def first_step(bundle: Bundle, threads: int, scratch: Path, nudged: bool = False) -> FirstStep:
-    """Do all training work for one batch of random data. Returns losses and changed tensors.
+    """Do all training work for one batch of random data. Returns losses and changes of tensors.
 
-    With `nudged`, all weights are slightly changed before the step.
+    If `nudged` is set, all weights are slightly changed before the step.
     """
     training = training_of(bundle)
     recordings = [] if training.source == SAMPLES else [training.source]

@@ -20,7 +20,7 @@ def files_for_device(offers: Iterable[FileOffer], folder: Path) -> list[FileOffe
 
     Args:
         offers: The files of a bundle.
-        folder: The training folder, where a training of this bundle may have begun.
+        folder: The training folder. It may have a checkpoint of a training of this bundle.
     """
     offers = list(offers)
     begun = [form_begun(folder, offer.sha256) for offer in offers if offer.name == MANIFEST]
@@ -37,7 +37,7 @@ def in_device_form(bundle: Bundle, begun: str | None = None) -> Bundle:
 
     Args:
         bundle: A bundle with its plain graphs.
-        begun: The form in which a killed training has to continue; None if the training is new.
+        begun: The form with which a killed training must continue; None if the training is new.
     """
     if bundle.manifest.runtime != "onnx":
         return bundle
@@ -48,10 +48,10 @@ def in_device_form(bundle: Bundle, begun: str | None = None) -> Bundle:
 
 
 def in_blocked_form(bundle: Bundle) -> Bundle:
-    """Return `bundle` with the blocked form of each graph; graphs without such a form stay plain.
+    """Return `bundle` with the blocked form of each graph. Graphs without this form stay plain.
 
-    The predicted memory stays the same, because the manifest has the larger of the predictions
-    for both forms.
+    The predicted memory stays the same, because the manifest has the larger prediction of the plain
+    and the blocked form.
     """
     forms = {
         name: msgspec.structs.replace(signature, graph=file)
@@ -63,7 +63,7 @@ def in_blocked_form(bundle: Bundle) -> Bundle:
 
 
 def in_winograd_form(bundle: Bundle, begun: str | None = None) -> Bundle:
-    """Return `bundle` with Winograd's forms of graphs, if these are faster, or `begun`."""
+    """Return `bundle` with Winograd's forms of graphs if these are faster or named by `begun`."""
     forms = {
         name: msgspec.structs.replace(
             signature, graph=file, peak_bytes=signature.winograd_peak_bytes

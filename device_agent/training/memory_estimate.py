@@ -1,7 +1,7 @@
 """Predicts the memory for training a bundle from the peaks in its manifest.
 
-`peak_bytes` of a signature is the growth of a process that runs this signature alone. The functions
-here combine the peaks of signatures that are open together by the rule in
+`peak_bytes` of a signature is the growth of a process that runs only this signature. If several
+signatures are open at the same time, the functions here combine their peaks by the rule in
 `profiles.cost_model.memory_rule`.
 """
 
@@ -26,10 +26,10 @@ limit."""
 def concurrent_peak_bytes(
     manifest: Manifest, names: Sequence[str], kept: Iterable[str] = ()
 ) -> int | None:
-    """Process peak above the idle agent while the signatures `names` are open together, in bytes.
+    """Process peak above the idle agent, in bytes, if the signatures `names` are open together.
 
-    `kept` names state tensors that are also in memory, even if no open signature reads them.
-    Returns None if the manifest predicts no peak for one of the signatures.
+    `kept` names state tensors that are in memory even if no open signature reads them. Returns None
+    if the manifest predicts no peak for one of the signatures.
     """
     opened = memory_together(manifest, names)
     if opened is None:
@@ -79,12 +79,12 @@ def training_bytes(manifest: Manifest, validating: bool = False) -> tuple[int, s
 
     Args:
         manifest: The manifest of the bundle.
-        validating: Whether each epoch ends with a run of the signature `evaluate`. For `evaluate`,
+        validating: Whether each epoch ends with a run of the signature `evaluate`. During this run,
             the agent closes the training signatures but keeps their state.
 
     Returns:
-        The peak in bytes and the signatures that are open then. None if the manifest predicts no
-        peak for one of the signatures.
+        The peak in bytes and the signatures that are open at the peak. None if the manifest
+        predicts no peak for one of the signatures.
     """
     most, running = 0, "nothing"
     for names, kept in open_together(manifest, validating):
@@ -100,8 +100,9 @@ def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
     """An upper bound of the memory that the runtime requests and does not use.
 
     A limit on private data (RLIMIT_DATA) counts this memory, although no pages are used for it.
-    ONNX Runtime's arena requests regions, each twice as large as the previous region. So the last
-    region may be as large as all memory that the arena uses; see `exporters/memory/onnx_arena.py`.
+    ONNX Runtime's arena requests memory in regions. Each region is twice as large as the previous
+    region. So the last region may be as large as all memory that the arena uses; see
+    `exporters/memory/onnx_arena.py`.
 
     Args:
         manifest: The manifest of the bundle.
@@ -119,7 +120,7 @@ def untouched_bytes(manifest: Manifest, validating: bool = False) -> int:
 def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[str], set[str]]]:
     """Yield each set of signatures that are open together during the schedule.
 
-    Each set comes with the names of the state tensors that are also in memory.
+    Each set is yielded with the names of the state tensors that are also in memory.
     """
     for instruction in manifest.schedule:
         if isinstance(instruction, Record | Initialise):
@@ -134,7 +135,7 @@ def open_together(manifest: Manifest, validating: bool) -> Iterator[tuple[list[s
 
 
 def open_at_once(manifest: Manifest) -> int:
-    """The largest number of sessions that an instruction of the schedule opens together."""
+    """The largest number of sessions that one instruction of the schedule opens together."""
     trains = (i for i in manifest.schedule if isinstance(i, Train))
     return max((len({step.signature for step in i.steps}) for i in trains), default=1)
 
@@ -145,9 +146,9 @@ def is_kept(port: Port) -> bool:
 
 
 def batch_of(manifest: Manifest, signature: str) -> int:
-    """The batch size for which the peak of `signature` is predicted: the largest in the schedule.
+    """The batch size for which the peak of `signature` is predicted: the schedule's largest size.
 
-    It is 1 for a signature that runs on single samples.
+    If a signature runs on single samples, the size is 1.
     """
     steps = (s for i in manifest.schedule if isinstance(i, Train) for s in i.steps)
     if any(s.signature == signature and s.each_sample is True for s in steps):

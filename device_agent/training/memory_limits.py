@@ -26,7 +26,7 @@ UNLIMITED_BYTES = 1 << 62
 
 @dataclass(frozen=True)
 class Usage:
-    """A process's use of the resources that can be limited; 0 if the system does not report it.
+    """A process's use of resources that can have a limit. 0 if the system does not report the use.
 
     Attributes:
         resident: Resident memory in bytes.
@@ -70,8 +70,8 @@ def ceilings(max_memory: int | None = None, idle: Usage | None = None) -> list[C
     Args:
         max_memory: The owner's limit in bytes, if any.
         idle: Usage of the process before its first training (default: the current usage). After a
-            training the process keeps the runtime's code and some memory. The next training uses
-            both again, so they must not be counted twice.
+            training, the process keeps the runtime's code and some memory. The next training uses
+            this memory again, so it must not count twice.
 
     Returns:
         The limits.
@@ -87,7 +87,7 @@ def ceilings(max_memory: int | None = None, idle: Usage | None = None) -> list[C
 
 
 def check_memory() -> None:
-    """Check that the limits of this process allow the agent to load its runtime.
+    """Check that the agent can load its runtime within the limits of this process.
 
     Without this check, libraries would end the process without a helpful message.
 
@@ -115,7 +115,7 @@ def _soft_limit(kind: int) -> int | None:
 
 
 def cgroup_limit(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int | None:
-    """Find the lowest memory limit among this process's control groups, version 1 or 2.
+    """Find the lowest memory limit of this process's control groups (cgroups, version 1 or 2).
 
     Args:
         own: The file that lists the control groups of this process.
@@ -159,7 +159,7 @@ def check_idle(limits: list[Ceiling]) -> None:
     """Check that the idle agent is below its limits.
 
     Args:
-        limits: The limits as `ceilings` finds them.
+        limits: The limits that `ceilings` has found.
 
     Raises:
         LimitError: The idle agent already reaches a limit.
@@ -184,7 +184,7 @@ def enforce_memory_limit(
 ) -> Iterator[None]:
     """Limit the memory of this process. An allocation beyond the limit raises MemoryError.
 
-    The kernel limits the process's private data (RLIMIT_DATA); this needs no control group.
+    The kernel limits the process's private data (RLIMIT_DATA), which works without a control group.
     Memory-mapped files, for example local data, do not count.
 
     Args:
@@ -192,7 +192,8 @@ def enforce_memory_limit(
         threads: Threads of each of the runtime's sessions; 0 for one per core.
         sessions: Number of sessions that are open at the same time.
         idle: Usage of the process before its first training, see `ceilings`.
-        untouched: Bytes that the runtime takes without using them; they are allowed in addition.
+        untouched: Bytes that the runtime requests but does not use. They are allowed in addition to
+            the limit.
     """
     if max_memory is None or not (idle.data and idle.resident):
         yield

@@ -46,10 +46,10 @@ def check_need(need: tuple[int, str] | None, manifest: Manifest, limits: Sequenc
     """Check that a predicted need of memory stays within all limits.
 
     Args:
-        need: Bytes in addition to the idle agent, and the signatures that run then; None if
+        need: Bytes in addition to the idle agent, and the signatures that run at the peak. None if
             unknown.
         manifest: Manifest of the bundle.
-        limits: The limits as `ceilings` finds them, at least one.
+        limits: The limits that `ceilings` has found, at least one.
 
     Raises:
         DoesNotFitError: See `check_fits`.

@@ -1,8 +1,8 @@
 """The file with the personal model, which stays on the device from round to round.
 
-The file also holds the statistics of the device's last update, such as the means of batch norms.
-The personal model predicts with these statistics, because the statistics of the global model do
-not fit.
+The file also contains the statistics of the device's last update, such as the means of batch norms.
+The personal model predicts with these statistics, because the statistics of the global model would
+not fit it.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ def read_personal(path: Path, manifest: Manifest) -> Personal:
 def read_personal_model(path: Path, manifest: Manifest) -> Personal:
     """Read the personal tensors of a bundle and the statistics with which they predict.
 
-    A file of version 0.2 or earlier has no statistics. Raises InputError like `read_personal`, and
-    if there is no file.
+    A file of version 0.2 or earlier has no statistics. Raises InputError for the reasons of
+    `read_personal`, and if there is no file.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -100,10 +100,10 @@ def write_personal(path: Path, tensors: Mapping[str, np.ndarray], manifest: Mani
     """Write the personal tensors to a file that only its owner may read.
 
     Args:
-        path: The file, which is replaced atomically.
-        tensors: The personal tensors and the statistics of the same training, by name. If there
-            are none, no file is written.
-        manifest: Manifest of the tensors' bundle.
+        path: The file. It is replaced atomically.
+        tensors: The personal tensors and the statistics of the same training, by name. Without
+            tensors, no file is written.
+        manifest: Manifest of the bundle to which the tensors belong.
     """
     if tensors:
         # If a process was killed while it wrote, its temporary file is still there.

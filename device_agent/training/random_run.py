@@ -96,18 +96,18 @@ def random_run(
 ) -> ScheduleRun:
     """Create a run with one batch of random data.
 
-    Recorded activations and personal tensors are also random, so that any signature can run without
-    the earlier signatures of the schedule.
+    Recorded activations and personal tensors are also random. So any signature can run without the
+    earlier signatures of the schedule.
 
     Args:
         bundle: The bundle.
         recordings: Names of the recordings that the signatures read. The random numbers depend only
-            on the order of the names, so they are the same in every process.
+            on the order of these names, so every process draws the same numbers.
         scratch: Folder for the recordings.
         threads: Threads of the runtime; 0 for one per core.
 
     Returns:
-        The run. It has not opened a session yet.
+        The run. No session is open yet.
     """
     generator = np.random.default_rng(1)
     local = synthetic(bundle, training_of(bundle).batch_size)
@@ -133,7 +133,7 @@ nets."""
 
 
 def nudge(tensors: Iterable[np.ndarray]) -> None:
-    """Change each number in `tensors` a little: by a random share of about NUDGE."""
+    """Change each number in `tensors` slightly, by a random share of about NUDGE."""
     draw = np.random.default_rng(2)
     for tensor in tensors:
         if tensor.dtype == np.float32:

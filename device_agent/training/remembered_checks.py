@@ -22,10 +22,10 @@ KEPT = 50
 
 
 class Remembered(Struct, frozen=True, kw_only=True):
-    """The content of the file in which checks are remembered.
+    """The content of the file with the results of checks.
 
     `objections` maps the key of a check (see `key_of`) to the reason why the checked form of a
-    graph is not used. The reason is None if the form is correct.
+    graph is not used. If the form is correct, the reason is None.
     """
 
     version: int = VERSION
@@ -41,7 +41,7 @@ def default_checks() -> Path:
 def key_of(plan: ExecutionPlan) -> str:
     """Hash everything on which a check depends: bundle, form, threads, memory, software, machine.
 
-    The SHA-256 is the same in all rounds of a submodel if the server writes the same graphs.
+    If the server writes the same graphs in all rounds of a submodel, the SHA-256 stays the same.
     """
     plain, training = plan.plain, training_of(plan.plain)
     runtime = runtime_of(plain.manifest.runtime).description()
@@ -61,7 +61,7 @@ def key_of(plan: ExecutionPlan) -> str:
 
 
 def read_checks(file: Path) -> dict[str, str | None]:
-    """Read the results in `file`; empty if the file does not exist or is damaged."""
+    """Read the results in `file`. The result is empty if the file does not exist or is damaged."""
     try:
         remembered = decode_json(file.read_bytes(), Remembered)
     except (OSError, MalformedError):

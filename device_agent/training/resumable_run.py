@@ -14,7 +14,7 @@ class ResumableRun(SignatureRuns):
     """Runs signatures at a position of the schedule. Checkpoints store the position.
 
     Attributes:
-        checkpoints: Stores checkpoints; None if none are stored.
+        checkpoints: Stores checkpoints. If it is None, no checkpoints are stored.
         spare_bytes: Memory in bytes for recordings that do not fit on the disk.
         position: How far the training has come.
         has_checkpoint: Whether a checkpoint of this training has been stored.

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class RoundProfile:
     """Measures a training from the moment it is created until `finish`.
 
-    The peak memory is that of the whole agent process in this time. The idle memory is the memory
-    of the process at the start.
+    The peak memory is the peak of the whole agent process during this time. The idle memory is the
+    memory of the process at the start.
     """
 
     def __init__(self, sysfs: Path = sensors.SYS) -> None:
@@ -46,9 +46,9 @@ class RoundProfile:
         Args:
             bundle: The bundle that was trained.
             threads: Threads of the runtime; 0 for one per core.
-            seconds: Durations of the training batches. The first includes the runtime's warm-up, so
-                it is reported separately. The median includes the first batch only if there is no
-                other batch.
+            seconds: Durations of the training batches. The first batch includes the runtime's
+                warm-up, so its duration is reported separately. The median includes the first batch
+                only if there is no other batch.
 
         Returns:
             The profile; None if this process trained no batch.

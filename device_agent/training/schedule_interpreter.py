@@ -74,7 +74,7 @@ class ScheduleRun(ResumableRun):
         log.info("Continuing the interrupted training: %s.", self.describe_position())
 
     def record_again(self, instruction: int) -> None:
-        """Repeat recordings that are needed but were only in the memory of the killed process."""
+        """Repeat the needed recordings that were only in the memory of the killed process."""
         schedule = self.bundle.manifest.schedule
         before = [done for done in schedule[:instruction] if isinstance(done, Record)]
         needed = self.sources_from(instruction)
@@ -131,7 +131,7 @@ class ScheduleRun(ResumableRun):
     def record_batch(self) -> int:
         """The batch size for recordings: the largest of the training batches.
 
-        A graph takes any batch size, but the memory is predicted for the largest batch.
+        A graph accepts any batch size, but the memory is predicted for the largest batch.
         """
         sizes = [s.batch_size for s in self.bundle.manifest.schedule if isinstance(s, Train)]
         return max(sizes, default=1)
@@ -155,8 +155,8 @@ class ScheduleRun(ResumableRun):
         """Run the remaining epochs of a training.
 
         For a federated evaluation, the received model is evaluated before the training, and the
-        trained model after it. Counts have no noise, so a training with differential privacy for
-        samples has no such evaluation.
+        trained model after the training. Counts have no noise, so a training with differential
+        privacy for samples has no such evaluation.
         """
         private = instruction.privacy is not None
         request = self.options.evaluation if len(self.held_out) and not private else None
@@ -195,7 +195,7 @@ class ScheduleRun(ResumableRun):
         """Evaluate the received model on the held-out samples, see `evaluate`.
 
         A personal model of an earlier round is not the received model. So the personal tensors get
-        the values with which they start in a first round.
+        the values that they would have at the start of a first round.
         """
         assert self.options.evaluation is not None
         for first in self.bundle.manifest.schedule:
@@ -311,9 +311,9 @@ class ScheduleRun(ResumableRun):
     ) -> list[float]:
         """Compute the noised mean gradient of the samples `indices`. Returns their finite losses.
 
-        A loss that is not finite must not end the training, because the coordinator would learn
-        this about one sample. Clipping and noise are not part of the graph, so the owner need not
-        trust the bundle.
+        A loss that is not finite must not end the training, because the end would tell the
+        coordinator something about one sample. Clipping and noise are not part of the graph, so the
+        owner does not have to trust the bundle.
         """
         assert instruction.privacy is not None
         signature, losses = self.bundle.manifest.signatures[step.signature], []

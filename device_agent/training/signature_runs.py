@@ -137,16 +137,16 @@ class SignatureRuns:
     def unstored(self, entry: TensorEntry) -> np.ndarray:
         """The initial value of a tensor that is not in the bundle.
 
-        This is the value from an earlier round, or zeros if the device has no such value.
+        It is the value from an earlier round. If the device has no such value, it is zeros.
         """
         kept = self.personal.get(entry.name)
         return np.zeros(entry.shape, np.dtype(entry.dtype)) if kept is None else kept
 
     def release(self) -> None:
-        """Drop the loaded tensors, so that only one stage is in memory at a time.
+        """Release the loaded tensors, so that only one stage is in memory at a time.
 
-        Tensors and sessions are in no reference cycle, so they are freed at once. A garbage
-        collection is not needed; in a process with many objects it takes half a second.
+        Tensors and sessions are not in reference cycles, so they are freed at once. A garbage
+        collection is not needed. It would take half a second in a process with many objects.
         """
         self.state.clear()
 
@@ -157,7 +157,8 @@ class SignatureRuns:
 
         Args:
             signature: The signature to run.
-            source: The data set of its samples: "x" for local data, or the name of a recording.
+            source: The data set of the signature's samples: "x" for local data, or the name of a
+                recording.
             indices: Indices of the samples in the batch.
             scalars: Values of scalar inputs, by name.
 
@@ -212,10 +213,10 @@ class SignatureRuns:
         """Evaluate the current state with the signature `evaluate`.
 
         Args:
-            instruction: The training instruction. Its batch size and data set are used.
+            instruction: The training instruction, which gives the batch size and the data set.
             samples: Indices of the samples to evaluate.
             by_class: Also count each class, if the signature counts correct predictions and there
-                are at most `MOST_CLASSES`. Each class is then evaluated separately.
+                are at most `MOST_CLASSES` classes. For this, each class is evaluated separately.
 
         Returns:
             The sum of the losses of the labels that count and, for a classification, the number of
@@ -281,7 +282,7 @@ class SignatureRuns:
         )
 
     def with_label(self, samples: np.ndarray, label: int) -> np.ndarray:
-        """Return the indices in `samples` whose samples have `label`, at any position."""
+        """Return the indices in `samples` of the samples that have `label` at any position."""
         # Read in pieces: the labels of images may be as large as their samples.
         parts = [
             (self.local.labels(samples[rows]) == label).reshape(len(samples[rows]), -1).any(axis=1)

@@ -1,4 +1,4 @@
-"""Trains one round without a coordinator. The user copies the bundle here and the update back.
+"""Trains one round without a coordinator. The user copies the files to and from the device.
 
 This is the public function `edgetailor.train`.
 """
@@ -50,28 +50,31 @@ def train(
 ) -> UpdateRecord:
     """Train a bundle on local data and write the update.
 
-    Use it on a device that gets bundles as files. With a coordinator, run `edgetailor-agent run`.
+    Use this on a device that gets bundles as files. If there is a coordinator, run
+    `edgetailor-agent run` instead.
 
-    If the process is interrupted or killed, call it again with the same arguments: the training
-    continues from its last checkpoint. Progress is logged with the standard library's `logging`.
+    If the process is interrupted or killed, call `train` again with the same arguments: the
+    training continues from its last checkpoint. Progress is logged with the standard library's
+    `logging`.
 
     Args:
         bundle: Folder of the bundle.
         data: Samples `x` of shape (n, *sample shape) and labels `y`: (n,), or (n, ...) with a label
             for each position of the model's output. Pass an .npz file, a folder of x.npy and y.npy,
             `module:callable`, a pair of arrays or a mapping with the keys `x` and `y`. If the
-            bundle has `preprocessing`, also CSV files, or a folder of pictures for each class.
+            bundle has `preprocessing`, CSV files or a folder of pictures for each class are also
+            allowed.
         out: Folder for the update. It must not exist, unless `force` is set.
-        personal: File of the personal model of a `cp` or `pfedme` bundle. It is read if it exists
-            and written after training. Without it, the personal model is lost, and a warning is
-            logged.
+        personal: File of the personal model of a `cp` or `pfedme` bundle. If the file exists, it is
+            read. After training, it is written. Without this argument, the personal model is lost,
+            and a warning is logged.
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout.
         validation: Share of the samples, in [0, 1), that is held out and evaluated after each
             epoch.
         max_memory: Bytes of memory that this process may use; None for no limit.
         on_epoch: Called after each epoch with its number, the number of epochs and the mean loss.
-        force: Replace an update that is in `out`.
+        force: Replace an existing update in `out`.
 
     Returns:
         The record of the update: losses, steps, samples and the list of tensors.

@@ -40,8 +40,8 @@ class FirstStep:
 def projected(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Project each tensor to a few numbers: sums of its elements with random signs.
 
-    The signs depend only on the names. If a tensor changes, each sum changes by about the norm of
-    the change. So changes can be compared without a copy of the tensors.
+    The signs depend only on the names of the tensors. If a tensor changes, each sum changes by
+    about the norm of the change. So changes can be compared without a copy of the tensors.
     """
     sums_of = {}
     for index, name in enumerate(sorted(tensors)):
@@ -66,7 +66,7 @@ def changed_since(
 
 
 def objection(plain: FirstStep, formed: FirstStep, nudged: Callable[[], FirstStep]) -> str | None:
-    """Explain why a form must not be used; None if its first step agrees with the plain graphs.
+    """Explain why a form must not be used. None if its first step agrees with the plain graphs.
 
     Args:
         plain: The first step of the plain graphs.

@@ -29,7 +29,7 @@ def training_folder(out: Path) -> Path:
 def working_folder(out: Path) -> Iterator[Path]:
     """Create and lock the training folder of an update for the duration of a training.
 
-    The folder is deleted at the end. After a failure the folder stays if it has a checkpoint from
+    The folder is deleted at the end. It stays only after a failure, if it has a checkpoint from
     which a later start could succeed.
 
     Args:

@@ -7,21 +7,21 @@ from device_agent.formats.evaluation_counts import EvaluationRequest
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of a training. The command passes them on to the schedule interpreter.
+    """The options of a training. The command passes these options to the schedule interpreter.
 
     Attributes:
         threads: Threads of the runtime. 0 means one for each core.
         seed: Seed for the order of the samples and for dropout. With one thread, the same seed
             gives the same update, bit for bit.
-        validation: Share of the samples, in [0, 1), that is held out and evaluated
-            after each epoch.
+        validation: Share of the samples, in [0, 1), that is held out for an evaluation after each
+            epoch.
         max_memory: Bytes of memory that this process may use. None means that the owner sets no
             limit.
-        evaluation: What the federation asks for; None if it does not evaluate on devices. The
-            command line has no such option.
-        budget_s: The training ends after the batch in which recordings and batches have taken this
-            many seconds, without pauses. None means no limit. The command line has no such option,
-            because the federation sets it.
+        evaluation: The evaluation that the federation asks for; None if it does not evaluate on
+            devices. The command line has no such option.
+        budget_s: The training ends after the batch in which the total time of recordings and
+            batches reaches this many seconds. Pauses do not count. None means no limit. The command
+            line has no such option, because the federation sets the limit.
     """
 
     threads: int = 0
@@ -35,7 +35,7 @@ class TrainingOptions:
     def held_out(self) -> float:
         """The share of the samples on which this device does not train.
 
-        This is the larger of two shares: the owner's `validation`, and the share of a federated
+        It is the larger of two shares: the owner's `validation` and the share for federated
         evaluation. A larger share includes all samples of a smaller share. So the training never
         uses samples of a federated evaluation.
         """

@@ -1,9 +1,9 @@
 """Decompositions of training-only operators into forward operators: one table for all runtimes.
 
-Each module holds one group of operators as `DECOMPOSITIONS`, a dict from operator to function.
-Start with `activation.py`, the shortest one. Operators that PyTorch decomposes well (elementwise
-derivatives, softmax) come from PyTorch's core table. A decomposition that only one runtime needs
-does not belong in this table: the writer for that runtime passes it to `trace`.
+Each module has one group of operators as `DECOMPOSITIONS`, a dict from operator to function. Start
+with `activation.py`, the shortest module. If PyTorch decomposes an operator well (elementwise
+derivatives, softmax), the decomposition comes from PyTorch's core table. If only one runtime needs
+a decomposition, it does not belong in this table: the writer for this runtime passes it to `trace`.
 """
 
 from functools import cache
@@ -62,5 +62,5 @@ core_decompositions = cache(core_aten_decompositions)
 
 
 def table() -> dict[Any, Decomposition]:
-    """PyTorch's core decompositions, overridden by the decompositions of this package."""
+    """PyTorch's core decompositions, or this package's own decompositions if there are any."""
     return {**core_decompositions(), **merge(GROUPS)}

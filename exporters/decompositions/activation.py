@@ -1,4 +1,4 @@
-"""Gradients of activations, written with operators that runtimes compute fast."""
+"""Computes gradients of activations with operators that are fast in the runtimes."""
 
 import math
 
@@ -52,7 +52,7 @@ def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def log1p(x: Tensor) -> Tensor:
-    """log(1 + x). For small x the series is used, because 1 + x would round to 1."""
+    """Compute log(1 + x). For small x, the series is used, because 1 + x would round to 1."""
     return torch.where(x.abs() < 0.01, x * (1 - x * (0.5 - x * (1 / 3))), torch.log(1 + x))
 
 

@@ -1,4 +1,4 @@
-"""Adaptive pooling: a given number of windows, whose sizes differ by at most one.
+"""Adaptive pooling: the number of windows is given, and the window sizes differ by at most one.
 
 Window o of n along an axis of s elements covers the elements from floor(o s / n) up to, but not
 including, ceil((o + 1) s / n).
@@ -19,7 +19,7 @@ def window_bounds(size: int, count: int) -> list[tuple[int, int]]:
 
 
 def regular_kernel(x: Tensor, out: list[int]) -> list[int] | None:
-    """The kernel of plain pooling if all windows are equal and do not overlap, else None."""
+    """If all windows are equal and do not overlap, the kernel of plain pooling; else None."""
     sizes = [int(n) for n in x.shape[-2:]]
     if any(size % count for size, count in zip(sizes, out, strict=True)):
         return None
@@ -60,7 +60,7 @@ def averaging_matrix(size: int, count: int, x: Tensor) -> Tensor:
 
 
 def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
-    """Each window's maximum, and the index row * columns + column of its first occurrence."""
+    """The maximum of each window, and the index row * columns + column of its first occurrence."""
     kernel = regular_kernel(x, out)
     if kernel is not None:
         return aten.max_pool2d_with_indices(x, kernel)  # type: ignore[no-any-return]
@@ -73,11 +73,11 @@ def max_pool(x: Tensor, out: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """Add each window's gradient to the first maximum of the window in `x`.
+    """Add the gradient of each window to the first maximum of this window in `x`.
 
     dX = sum of R^T share C over all positions in a window. share (.., rows', columns') is the part
-    of the gradient that goes to that position; R (rows', rows) and C (columns', columns) are
-    one-hot and map the position in each window to a row and a column of the image.
+    of the gradient that goes to this position. R (rows', rows) and C (columns', columns) are
+    one-hot. They map the position in each window to a row and a column of the image.
     """
     out = [int(n) for n in grad.shape[-2:]]
     kernel = regular_kernel(x, out)
@@ -96,7 +96,7 @@ def max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def max_pool_backward_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
-    """`max_pool_backward` if windows do not overlap: one comparison for all positions."""
+    """`max_pool_backward` for windows that do not overlap: one comparison for all positions."""
     lead, (rows, columns) = list(grad.shape[:-2]), kernel
     high, wide = (int(n) for n in grad.shape[-2:])
     tiles = x.reshape([*lead, high, rows, wide, columns]).transpose(-3, -2)
@@ -109,10 +109,10 @@ def max_pool_backward_of_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Te
 
 
 def elements_by_position(size: int, count: int) -> list[list[int]]:
-    """For each position in a window and for every window, the index of the element there.
+    """The index of the element at each position in a window, for every window.
 
-    The number of positions is the length of the longest window. The index is -1 behind the end of a
-    shorter window.
+    The number of positions is the length of the longest window. The index is -1 for positions after
+    the end of a shorter window.
     """
     limits = window_bounds(size, count)
     longest = max(end - start for start, end in limits)
@@ -122,8 +122,8 @@ def elements_by_position(size: int, count: int) -> list[list[int]]:
 def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]]:
     """For each position in a window, take the values at this position from all windows.
 
-    Returns the values and their indices, for positions in row order. If a window is shorter and
-    lacks the position, its value is LOWEST.
+    Returns the values and their indices, for positions in row order. If a window is too short for a
+    position, its value there is LOWEST.
     """
     height, width = (int(n) for n in x.shape[-2:])
     slices, positions = [], []
@@ -139,7 +139,7 @@ def window_slices(x: Tensor, out: list[int]) -> tuple[list[Tensor], list[Tensor]
 
 
 def one_hot(positions: list[int], size: int, x: Tensor) -> Tensor:
-    """Matrix (count, size) with a 1 at each row's position; a row of position -1 has only zeros."""
+    """Matrix (count, size) with a 1 at each row's position. A row for position -1 is zero."""
     rows = [[1.0 * (position == column) for column in range(size)] for position in positions]
     return constant(rows, dtype=x.dtype)
 

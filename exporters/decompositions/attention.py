@@ -22,9 +22,10 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """O = P V with P = softmax(s Q K^T + mask), and s = 1 / sqrt(width) unless `scale` is given.
 
-    `query` is (N, heads, L, width); `key` and `value` are (N, heads, S, width). `key` and `value`
-    may have fewer heads, which several heads of `query` share. The second result, log sum exp (N,
-    heads, L), is part of the operator's schema; the backward pass here does not read it.
+    `query` is (N, heads, L, width), and `key` and `value` are (N, heads, S, width). `key` and
+    `value` may have fewer heads. Then several heads of `query` share a head. The second result, log
+    sum exp (N, heads, L), is part of the operator's schema, but this backward pass does not read
+    it.
     """
     scores = masked_scores(query, repeat_heads(key, query), is_causal, attn_mask, scale)
     output = weights(scores, attn_mask) @ repeat_heads(value, query)
@@ -47,7 +48,7 @@ def attention_backward(
     """dV = P^T dO, dS = P * (dP - sum(dO * O)) with dP = dO V^T, dQ = s dS K, dK = s dS^T Q.
 
     P is computed exactly as in the forward pass. The writer removes repeated computations, so the
-    graph computes P only once. Heads that share a key or value add up their gradients.
+    graph computes P only once. If several heads share a key or value, their gradients are added up.
     """
     scores = masked_scores(query, repeat_heads(key, query), is_causal, attn_mask, scale)
     p = weights(scores, attn_mask)
@@ -67,7 +68,7 @@ def score_factor(query: Tensor, scale: float | None) -> float:
 def masked_scores(
     query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """s Q K^T + mask; with `is_causal`, -inf for keys that come after their query."""
+    """s Q K^T + mask. If `is_causal` is set, keys after their query get -inf."""
     # Scaling the query needs fewer multiplications than scaling the scores of long sequences.
     scores = (query * score_factor(query, scale)) @ key.transpose(-2, -1)
     if is_causal:
@@ -77,7 +78,7 @@ def masked_scores(
 
 
 def weights(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """P = softmax(scores); zeros, as in PyTorch, for a query whose `mask` excludes every key."""
+    """P = softmax(scores). If `mask` excludes every key of a query, P is zero, as in PyTorch."""
     if mask is None:
         return torch.softmax(scores, -1)
     # The softmax of a row of -inf is nan. Its gradient is nan even if the softmax is replaced.
@@ -87,7 +88,7 @@ def weights(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
-    """Repeat heads of keys or values, so that there is one for each head of `query`."""
+    """Repeat the heads of keys or values until there is one for each head of `query`."""
     times = query.shape[1] // part.shape[1]
     if times == 1:
         return part
@@ -97,7 +98,7 @@ def repeat_heads(part: Tensor, query: Tensor) -> Tensor:
 
 
 def sum_shared(grad: Tensor, part: Tensor) -> Tensor:
-    """Turn the gradient of `repeat_heads(part)` into that of `part`: sum over repeated heads."""
+    """Turn the gradient of `repeat_heads(part)` into the gradient of `part`: sum repeated heads."""
     times = grad.shape[1] // part.shape[1]
     if times == 1:
         return grad

@@ -24,7 +24,7 @@ class Windows:
         size: Elements of the axis.
         kernel: Elements of a window.
         step: Distance between the starts of two windows.
-        front: Padding; the first window starts at -front.
+        front: Padding in front of the axis. The first window starts at -front.
         ceil_mode: Whether a last window may end outside of the padded axis.
     """
 
@@ -49,7 +49,7 @@ class Windows:
         return (self.count - 1) * self.step + self.kernel - self.front - self.size
 
     def divisors(self, include_pad: bool) -> list[int]:
-        """For each window, the number of elements that its sum is divided by."""
+        """The number by which the sum of each window is divided."""
         low, high = (-self.front, self.size + self.front) if include_pad else (0, self.size)
         starts = [index * self.step - self.front for index in range(self.count)]
         return [min(start + self.kernel, high) - max(start, low) for start in starts]
@@ -86,7 +86,7 @@ def average_pool(
     """y = mean over each window of the zero-padded `x`, times kernel size / divisor of the window.
 
     Runtimes use different divisors at edges, so the division is corrected here. Returns
-    NotImplemented for pooling without padding, which runtimes compute themselves.
+    NotImplemented for pooling without padding, because runtimes compute this correctly.
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
     if divisor_override is None and not any(w.front or ceil_mode for w in along):
@@ -110,8 +110,9 @@ def average_pool_backward(
 ) -> Tensor:
     """dX[i] = sum of grad[o] / divisor of o, over the windows o that contain i.
 
-    If windows do not overlap, each value of `grad` is repeated. Otherwise, the sum is itself a
-    pooling: insert stride - 1 zeros after each element of `grad`, then average-pool with stride 1.
+    If windows do not overlap, each value of `grad` is repeated. Otherwise, the sum is computed by
+    another pooling: insert stride - 1 zeros after each element of `grad`, then average-pool with
+    stride 1.
     """
     along = windows(x, kernel, stride, padding, ceil_mode, axes)
     grad = corrected(grad, along, count_include_pad, divisor_override)

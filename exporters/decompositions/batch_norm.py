@@ -1,6 +1,6 @@
 """Batch normalisation, forward and backward, in plain arithmetic.
 
-The running variance of ONNX's BatchNormalization is biased, and PyTorch's is unbiased. Therefore
+The running variance is biased in ONNX's BatchNormalization and unbiased in PyTorch. Therefore the
 statistics are computed here, so that the runtime's definition does not matter.
 """
 
@@ -22,7 +22,7 @@ def over_channels(x: Tensor) -> tuple[list[int], list[int]]:
 def values_per_channel(x: Tensor) -> int:
     """The number of values of each channel of `x` (N, C, ...).
 
-    This is computed from known sizes, because `numel` would add an operator to the graph.
+    The number is computed from known sizes, because `numel` would add an operator to the graph.
     """
     return x.shape[0] * math.prod(x.shape[2:])
 
@@ -30,7 +30,7 @@ def values_per_channel(x: Tensor) -> int:
 def affine(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     """Compute x * scale + shift for each channel: x (N, C, ...), scale and shift (C,).
 
-    A batch norm with mean 0 and variance 1 computes this in one pass over `x`.
+    A batch norm with mean 0 and variance 1 does this computation in one pass over `x`.
     """
     if shift is None:
         shift = torch.zeros_like(scale)
@@ -54,8 +54,7 @@ def batch_norm(
     """y = (x - mean) * scale + b with scale = w / sqrt(var + eps).
 
     Returns y, the mean and 1 / sqrt(var + eps) that were used, and the new running statistics. The
-    running variance is updated with the unbiased variance, n / (n - 1) times the variance used
-    here.
+    running variance is updated with the unbiased variance, which is n / (n - 1) times var.
     """
     axes, shape = over_channels(x)
     if training:

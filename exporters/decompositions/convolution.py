@@ -25,7 +25,7 @@ class Window:
     groups: int
 
     def of_line(self) -> "Window":
-        """The same window in 2-D, for lines that are treated as images with one row."""
+        """Return this window in 2-D, for lines that are treated as images with one row."""
         return Window([1, *self.stride], [0, *self.padding], [1, *self.dilation], self.groups)
 
     def convolution(
@@ -35,7 +35,7 @@ class Window:
         output_padding: list[int] | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Convolve `x`; with `output_padding`, compute the transposed convolution."""
+        """Convolve `x`. If `output_padding` is given, compute the transposed convolution."""
         result: Tensor = aten.convolution(
             x,
             weight,
@@ -156,10 +156,10 @@ def transposed_input_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: W
 
 
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """dW as one convolution whose image is `x` or `grad`, whichever has fewer channels.
+    """dW as one convolution. Its image is `x` or `grad`. The one with fewer channels is used.
 
-    Runtimes copy the image window by window into a matrix. The matrix is larger than the image by a
-    factor: the number of kernel elements.
+    Runtimes copy the image window by window into a matrix. The size of this matrix is the size of
+    the image times the number of kernel elements.
     """
     plain = window.stride == window.dilation == [1, 1] and window.groups == 1
     if plain and grad.shape[1] < x.shape[1]:
@@ -171,9 +171,10 @@ def sliding_input(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Te
     """dW as one convolution whose kernel is `grad` and whose image is `x` with channels last.
 
     dW[o, i, a, b] = sum over n, u, v of grad[n, o, u, v] * x[n, i, s u + d a - p, s v + d b - p].
-    The samples n become the channels, which a convolution sums over. A row of the image holds all
-    I channels of each pixel, so moving by one pixel is a dilation of I. A row of the result holds
-    (b, i). The layer's stride s is the dilation here, and the layer's dilation d is the stride.
+    The samples n become the channels, over which a convolution sums. A row of the image contains
+    all I channels of each pixel, so a step of one pixel is a dilation of I. A row of the result
+    contains (b, i). The layer's stride s becomes the dilation of this convolution, and the layer's
+    dilation d becomes its stride.
     """
     outputs, inputs, rows, columns = weight.shape
     pads: list[int] = []
@@ -237,7 +238,7 @@ def convolve(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> Tensor:
-    """A 2-D convolution with `pads` [left, right, top, bottom]; negative pads crop."""
+    """A 2-D convolution with `pads` [left, right, top, bottom]. Negative pads crop the image."""
     # The operator pads both sides alike; other paddings need a separate operator.
     symmetric = pads[0] == pads[1] >= 0 and pads[2] == pads[3] >= 0
     if not symmetric:

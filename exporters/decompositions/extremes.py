@@ -14,7 +14,7 @@ aten = torch.ops.aten
 def over_all_axes(
     x: Tensor, dim: tuple[int, ...] = (), keepdim: bool = False, *, extreme: Callable[..., Tensor]
 ) -> Tensor:
-    """The `extreme` of all elements. TFLite and ONNX only have extremes over axes that are named.
+    """The `extreme` of all elements. In TFLite and ONNX, the axes of an extreme must be named.
 
     Returns NotImplemented if axes are named.
     """

@@ -22,9 +22,9 @@ def layer_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dX = r (w dY - mean(w dY) - c r^2 mean(w dY c)) for c = x - mean(x), dW = sum(r dY c).
 
-    Means are taken over the normalised axes, the sum over all other axes. `grad` and `x` have the
-    same shape, `mean` and `rstd` (r) have sizes of 1 for the normalised axes. Weighted sums of rows
-    are computed as matrix products, which write no tensor of the size of `x`.
+    The means are over the normalised axes, and the sum is over all other axes. `grad` and `x` have
+    the same shape. `mean` and `rstd` (r) have size 1 on the normalised axes. Weighted sums of rows
+    are computed as matrix products, which do not write a tensor of the size of `x`.
     """
     width = math.prod(normalized_shape)
     d_y, centred, r = (t.reshape(-1, n) for t, n in ((grad, width), (x - mean, width), (rstd, 1)))

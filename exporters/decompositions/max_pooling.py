@@ -24,8 +24,9 @@ def max_pool(
 ) -> tuple[Tensor, Tensor]:
     """Max pooling in ceil mode: plain pooling of an image that is padded to fit the last windows.
 
-    Runtimes disagree on the last window: PyTorch drops a window that starts outside of the image.
-    Returns NotImplemented for pooling without ceil mode, which runtimes compute themselves.
+    Runtimes treat the last window differently: PyTorch drops a window that starts outside of the
+    image. Returns NotImplemented for pooling without ceil mode, because runtimes compute this
+    correctly.
     """
     if not ceil_mode:
         return NotImplemented  # type: ignore[no-any-return]
@@ -51,11 +52,10 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """Add each window's gradient to its first maximum, as PyTorch does.
+    """Add the gradient of each window to the window's first maximum, as in PyTorch.
 
-    `x` is (N, C, H, W) and `grad` (N, C, H', W'), or both without the first axis. The maximum is
-    computed again from shifted slices, because the indices that pooling returns differ between
-    runtimes.
+    `x` is (N, C, H, W) and `grad` is (N, C, H', W'), or both without the first axis. The maximum is
+    computed again from shifted slices, because runtimes return different indices of pooling.
     """
     if x.dim() == 3:
         grad, x = grad.unsqueeze(0), x.unsqueeze(0)

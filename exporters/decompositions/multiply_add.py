@@ -1,4 +1,4 @@
-"""Products of several tensors, and products with a number that depends on the batch."""
+"""Computes products of several tensors, and products with a number that depends on the batch."""
 
 import torch
 from torch import SymFloat, Tensor
@@ -21,8 +21,9 @@ def trilinear(
 ) -> Tensor:
     """Sum over the axes `sumdim` of first * second * third.
 
-    Bilinear layers and their gradients use this operator. The lists `expand1` to `expand3` name the
-    axes that each factor lacks. Each factor is broadcast along its missing axes.
+    Bilinear layers and their gradients use this operator. The lists `expand1`, `expand2` and
+    `expand3` name the missing axes of the three factors. Each factor is broadcast along its missing
+    axes.
     """
     letters = LETTERS[: first.dim() + len(expand1)]
 

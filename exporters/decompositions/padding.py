@@ -9,9 +9,9 @@ aten = torch.ops.aten
 
 
 def replication_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """Add the gradient of padded elements to the edge element that they repeat.
+    """Add the gradients of padded elements to the edge element that these elements repeat.
 
-    `padding` is (front, behind) of the last axis, then of the axis before, and so on. Returns
+    `padding` has (front, behind) of the last axis, then of the second-last axis, and so on. Returns
     NotImplemented for negative padding.
     """
     if min(padding) < 0:

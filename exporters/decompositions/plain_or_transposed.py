@@ -1,4 +1,4 @@
-"""Rewrite plain convolutions as transposed ones, or the reverse, if the other kind is faster."""
+"""Rewrites a plain convolution as a transposed one, or the reverse, if the result is faster."""
 
 import math
 from dataclasses import replace
@@ -21,12 +21,12 @@ def cheaper_convolution(
 ) -> Tensor:
     """Choose the faster of a plain and a transposed convolution for ONNX Runtime, at stride 1.
 
-    A plain convolution copies its input window by window into a matrix, which is larger by the
-    number of kernel elements, and multiplies once. A transposed convolution multiplies first and
-    then adds up the overlapping windows of its output. Therefore a transposed convolution is faster
-    for layers with at most half as many output channels as input channels (measured on x86: 1.5
-    times as fast for 64 input and 16 output channels). Returns NotImplemented if the convolution is
-    already of the faster kind.
+    A plain convolution copies its input window by window into a matrix. The matrix has as many
+    numbers as the input times the number of kernel elements. The convolution then multiplies once.
+    A transposed convolution multiplies first and then adds up the overlapping windows of its
+    output. Therefore a transposed convolution is faster if a layer has at most half as many output
+    channels as input channels (measured on x86: 1.5 times as fast for 64 input and 16 output
+    channels). Returns NotImplemented if the convolution is already of the faster kind.
     """
     more = output_padding or [0] * len(window.stride)
     # Checked first, because ONNX Runtime cannot run such a convolution at all.
@@ -58,7 +58,8 @@ def cut_and_padded(
 ) -> Tensor:
     """Compute a transposed convolution, and apply padding and output padding to its result.
 
-    ONNX Runtime rejects output padding that is not smaller than the stride.
+    This is needed because ONNX Runtime accepts output padding only if it is smaller than the
+    stride.
     """
     # The convolution has no padding; instead, its result is cropped below by negative pads.
     none = [0] * len(window.stride)
@@ -120,10 +121,10 @@ def insert_zeros(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> 
 def split_into_phases(x: Tensor, weight: Tensor, window: Window, size: list[int]) -> Tensor:
     """Compute each phase of the stride (position modulo stride) separately, without inserted zeros.
 
-    In one dimension with padding p, write j + p as s * q + r. Then y[j] is a sum over t of the
-    products x[q - t] * w[s * t + r]. So each of the s phases r is a full convolution with every
-    s-th weight. One convolution computes all phases as its output channels. These channels are
-    interleaved afterwards.
+    In one dimension with stride s and padding p, write j + p as s * q + r. Then y[j] is the sum
+    over t of the products x[q - t] * w[s * t + r]. So each of the s phases r is a full convolution
+    with every s-th weight. One convolution computes all phases as its output channels. Then these
+    channels are interleaved.
     """
     stride, padding, groups = window.stride, window.padding, window.groups
     outer, inner, *kernel = weight.shape
@@ -158,7 +159,7 @@ def other_padding(weight: Tensor, window: Window) -> list[int]:
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
     """Swap input and output channels of a weight in each group, and flip its kernel.
 
-    (A, B / groups, *kernel) to (B, A / groups, *kernel).
+    The shape (A, B / groups, *kernel) becomes (B, A / groups, *kernel).
     """
     first, second, *kernel = weight.shape
     if groups == 1:

@@ -9,7 +9,7 @@ aten = torch.ops.aten
 
 
 def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
-    """Remove those axes in `dims` that have size one."""
+    """Remove the axes in `dims` that have size one."""
     axes = {dim % x.dim() for dim in dims}
     return x.reshape([n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
 
@@ -24,7 +24,7 @@ def empty_permuted(
 def diagonal_backward(
     grad: Tensor, input_sizes: list[int], offset: int, dim1: int, dim2: int
 ) -> Tensor:
-    """Zeros except on the diagonal column - row = offset, which holds `grad` (.., length)."""
+    """A tensor of zeros with `grad` (.., length) on the diagonal column - row = offset."""
     axes = [dim % len(input_sizes) for dim in (dim1, dim2)]
     rows, columns = (input_sizes[axis] for axis in axes)
     above = max(-offset, 0)
@@ -46,7 +46,7 @@ def diagonal_scatter(
 
 
 def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
-    """Zeros except at `index` of the axis `dim`, which holds `grad`."""
+    """A tensor of zeros with `grad` at `index` of the axis `dim`."""
     size, axis = input_sizes[dim], dim % len(input_sizes)
     if not isinstance(size, int):
         return NotImplemented
@@ -69,7 +69,7 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Compute the sum or the mean of the elements that are written to each place."""
+    """Compute the sum or the mean of all elements that are written to the same place."""
     if reduce not in ("sum", "mean"):
         return NotImplemented  # type: ignore[no-any-return]
     count = torch.zeros_like(x).scatter_add(dim, index, torch.ones_like(src))
@@ -84,7 +84,7 @@ def scatter_reduce(
 def masked_write(
     x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Write one value into `x` where a mask is true. The mask covers the first axes of `x`.
+    """Write one value at all positions of `x` at which a mask over the first axes is true.
 
     Returns NotImplemented for other indices.
     """

@@ -14,7 +14,7 @@ def cut(x: Tensor, axis: int, start: int, step: int, count: int) -> Tensor:
 def stuff(x: Tensor, stride: list[int]) -> Tensor:
     """Put stride - 1 zeros behind each element along the last axes.
 
-    For two strides: (N, C, H, W) to (N, C, H * stride[0], W * stride[1]).
+    With two strides, (N, C, H, W) becomes (N, C, H * stride[0], W * stride[1]).
     """
     lead, tail = x.shape[: -len(stride)], x.shape[-len(stride) :]
     pads: list[int] = []

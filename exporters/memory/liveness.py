@@ -1,8 +1,9 @@
-"""Compute when each tensor of an ONNX graph is alive, to predict peak memory without a run.
+"""Computes when each tensor of an ONNX graph is in memory (alive), to predict the peak memory.
 
 Execution order, buffers and their reuse follow the CPU provider of ONNX Runtime. An output gets its
-own buffer unless the operator is a view or may overwrite its input. A buffer is free after the last
-node that reads it has run. Sizes are in bytes. Positions count nodes in execution order, from 0.
+own buffer, unless the operator is a view or may overwrite its input. A buffer becomes free when the
+last node that reads it has run. Sizes are in bytes. Positions count nodes in execution order, from
+0.
 """
 
 import json
@@ -37,9 +38,9 @@ SEGMENT = 128 * 128
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that a tensor shares with its views, or that an operator needs while it runs.
+    """The memory of a tensor and its views, or memory that an operator needs while it runs.
 
-    The memory is needed from the node at position `birth` to the node at `death`, both included.
+    The memory is needed from the node at position `birth` up to and including the node at `death`.
     """
 
     name: str
@@ -52,8 +53,8 @@ class Buffer:
 class Liveness:
     """The buffers of one run, in the order of their allocation.
 
-    These include outputs, which stay alive to the end, but not inputs. `inputs` and `outputs` are
-    total sizes; outputs that are written over inputs do not count.
+    The buffers include outputs, which stay alive to the end, but not inputs. `inputs` and `outputs`
+    are total sizes. Outputs that are written over inputs do not count.
     """
 
     buffers: tuple[Buffer, ...]
@@ -86,10 +87,10 @@ def liveness(model: ModelProto, batch: int) -> Liveness:
 
     Args:
         model: The model.
-        batch: The batch size, which every open dimension of the inputs gets.
+        batch: The batch size. Every open dimension of the inputs gets this size.
 
     Raises:
-        ExportError: The size of a tensor does not follow from the batch.
+        ExportError: The size of a tensor cannot be computed from the batch size.
     """
     return model_liveness(at_batch(model, batch))
 
@@ -103,7 +104,7 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
     """Compute the liveness of a graph, or of one iteration of a loop's body.
 
     A loop takes as many positions as its body has nodes, because all iterations are alike. Outputs
-    whose names are in `overwriting` take no memory of their own.
+    whose names are in `overwriting` take no additional memory.
     """
     read = {node: tuple(reads(node)) for node in graph}
     order = execution_order(graph, read)
@@ -150,8 +151,8 @@ def graph_liveness(graph: Graph, overwriting: Collection[str] = ()) -> Liveness:
 def at_work(node: Node) -> tuple[list[Buffer], list[int], int]:
     """Return three things: buffers that `node` needs while it runs, births of outputs, and steps.
 
-    A birth says when an output's buffer is first needed, counted from the position of the node.
-    Steps are the number of positions that the node takes: one, or more for a loop.
+    A birth is the position at which an output's buffer is first needed, counted from the node.
+    Steps are the number of positions of the node: one, or more for a loop.
     """
     if node.op_type != "Scan":
         space = [Buffer(f"{node.op_type} at work", size, 0, 0) for size in working_space(node)]
@@ -180,8 +181,8 @@ def execution_order(
     `read` maps each node to the values that it reads; by default, `reads` finds them.
 
     The order comes from a depth-first search that starts at the final nodes, from the last to the
-    first. Of the nodes that produce a node's inputs, the search first visits the last node in the
-    file.
+    first. If several nodes produce the inputs of a node, the search first visits the last of them
+    in the file.
     """
     # ONNX Runtime turns Constant nodes into initializers before it orders the other nodes.
     read = read or {node: tuple(reads(node)) for node in graph}
@@ -272,7 +273,7 @@ def is_constant(value: Value | None) -> bool:
 
 
 def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int]) -> int:
-    """The number of elements of the buffer into which a convolution copies patches of the image.
+    """Number of elements of the buffer into which a convolution copies the windows of an image.
 
     `image`: (batch, n, *size), `kernel`: (m, n / groups, *size), `output`: (batch, m, *size).
     """
@@ -287,7 +288,7 @@ def unfolded(image: Sequence[int], kernel: Sequence[int], output: Sequence[int])
 
 
 def note_in_place(model: ModelProto, outputs: Sequence[str]) -> None:
-    """Note in the metadata of `model` that `outputs` may be written over their old state."""
+    """Store in the metadata of `model` that `outputs` may be written over their old state."""
     if outputs:
         model.metadata_props.add(key=METADATA, value=json.dumps(list(outputs)))
 

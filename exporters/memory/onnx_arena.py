@@ -1,11 +1,12 @@
 """The memory that the arena of ONNX Runtime requests from the system for the buffers of a run.
 
-The arena requests regions, each twice as large as the previous region. It divides regions into
-blocks, and keeps them until the session ends. The total depends on the order of all requests, so
-this module replays them block by block. A block goes into the smallest gap that is large enough.
-The rest of the gap becomes a new gap only if it is at least as large as the block. Of equal gaps,
-the arena uses the gap at the lowest address. On Linux, small regions lie at lower addresses than
-large regions, and each large region lies below the previous large region. All sizes are in bytes.
+The arena requests memory in regions. Each region is twice as large as the previous region. The
+arena divides its regions into blocks, and keeps the regions until the session ends. The total size
+depends on the order of all requests for blocks, so this module replays these requests. A block goes
+into the smallest gap that is large enough. The rest of the gap becomes a new gap only if it is at
+least as large as the block. If several gaps have the same size, the arena uses the gap at the
+lowest address. On Linux, small regions have lower addresses than large regions, and each large
+region has a lower address than the previous large region. All sizes are in bytes.
 """
 
 from bisect import insort
@@ -51,10 +52,10 @@ class Block:
 class Arena:
     """The regions of an arena.
 
-    `used` maps the number of a region to the end of the part that was ever used, in bytes from the
-    start of the region. The system provides no memory for the pages behind this end, because
-    nothing is written there. `tables` is the size of all tables, which are written completely.
-    `gaps` has the keys of free blocks, sorted.
+    `used` maps the number of a region to the end of its used part, in bytes from the start of the
+    region. The system provides no memory for the pages after this end, because nothing was written
+    to them. `tables` is the total size of all tables, which are written completely. `gaps` has the
+    keys of free blocks, sorted.
     """
 
     next_region: int = FIRST_REGION
@@ -105,7 +106,7 @@ class Arena:
             self.next_region *= 2
 
     def split(self, block: Block, wanted: int) -> None:
-        """Shorten `block` to `wanted` bytes; the rest becomes a gap."""
+        """Shorten `block` to `wanted` bytes. The rest becomes a gap."""
         rest = Block(
             block.region, block.start + wanted, block.size - wanted, True, block, block.behind
         )

@@ -1,4 +1,4 @@
-"""The peak memory of one run of an ONNX graph in the agent, computed from the graph alone."""
+"""Computes the peak memory of one run of an ONNX graph in the agent, without running it."""
 
 import math
 from collections.abc import Callable
@@ -21,9 +21,9 @@ class Footprint:
     """The peak memory of one run, in bytes, by three definitions.
 
     Attributes:
-        planned: Planned tensors: the largest total size of tensors that are alive at the same
-            time, with inputs and constants.
-        arena: The runtime arena for the tensors that the runtime makes, with gaps and without
+        planned: Planned tensors: the largest total size of tensors that are alive at the same time,
+            including inputs and constants.
+        arena: The runtime arena for the tensors that the runtime makes, including gaps but without
             outputs.
         process: Process peak above the idle agent: arena, inputs, outputs, constants and session.
         alive: The buffers alive at the planned peak, largest first.
@@ -43,8 +43,8 @@ Rewrite = Callable[[ir.Model], object]
 class SizedGraph:
     """A serialized ONNX graph at one batch size.
 
-    The shapes of its tensors are inferred once, when they are first needed. The footprints of the
-    graph and of its other forms share these shapes.
+    The shapes of its tensors are inferred once, at the first use. The footprints of the graph and
+    of its other forms use these shapes.
     """
 
     graph: bytes = field(repr=False)
@@ -52,7 +52,7 @@ class SizedGraph:
 
     @cached_property
     def opened(self) -> ModelProto:
-        """The graph as a session opens it, for any batch."""
+        """The graph in the form that a session opens, for any batch."""
         return as_opened(onnx.load_from_string(self.graph))
 
     @cached_property
@@ -61,7 +61,7 @@ class SizedGraph:
         return ir.to_proto(at_batch(self.opened, self.batch))
 
     def model(self) -> ir.Model:
-        """Return a copy of the graph with shapes, which the caller may change."""
+        """Return a copy of the graph with shapes. The caller may change the copy."""
         return ir.from_proto(self.shaped)
 
     @property
@@ -73,14 +73,14 @@ class SizedGraph:
         """Predict the memory that the graph needs on one thread.
 
         The agent owns the arrays of inputs and outputs. If the new value of a state cannot be
-        written over the old value, both values are in memory during a run. The result's `process`
-        follows the rule in `profiles.cost_model.memory_rule`.
+        written over the old value, both values are in memory during a run. `process` of the result
+        is computed by the rule in `profiles.cost_model.memory_rule`.
 
         Args:
-            rewrite: Changes the graph before it runs, as the agent does.
+            rewrite: Changes the graph in the way in which the agent changes it before a run.
 
         Raises:
-            ExportError: The size of a tensor does not follow from the batch.
+            ExportError: The size of a tensor cannot be computed from the batch size.
         """
         runs = self.model()
         if rewrite is not None:
@@ -108,16 +108,16 @@ def footprint(graph: bytes, batch: int) -> Footprint:
 def is_folded(shape: tuple[int, ...]) -> bool:
     """Whether a session keeps an 8-bit weight of `shape` as a float32 constant.
 
-    The session computes this constant when it opens.
+    If so, the session computes the constant when it opens the graph.
     """
     return 4 * math.prod(shape) <= LARGEST_FOLDED
 
 
 def as_opened(model: ModelProto) -> ModelProto:
-    """Return `model` as a session opens it: with float32 constants for 8-bit weights.
+    """Return `model` in the form that a session opens: 8-bit weights are float32 constants.
 
-    Each product Cast(integers) * scale, which `exporters/int8_scales.py` writes, becomes a
-    constant. The constants have the right sizes, but contain only zeros.
+    `exporters/int8_scales.py` describes weights as products Cast(integers) * scale. Here each such
+    product becomes a constant, which has the correct size but contains only zeros.
     """
     integers = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.INT8}
     casts = {n.output[0]: n for n in model.graph.node if n.op_type == "Cast"}

@@ -1,7 +1,8 @@
-"""The memory that a runtime takes to open a graph that holds its weights.
+"""The memory that a runtime needs to open a graph that contains its weights.
 
-While ONNX Runtime opens a file, the parsed file, its constants and their copies in the layout of
-the kernels are in memory together. LiteRT maps the file, and keeps one copy of its constants.
+When ONNX Runtime opens a file, the parsed file, its constants, and copies of the constants in the
+layout of the kernels are in memory at the same time. LiteRT maps the file and has one copy of its
+constants.
 """
 
 from dataclasses import replace
@@ -28,8 +29,8 @@ def with_opening(
 ) -> Footprint:
     """Add the memory for opening a file of `file_bytes` to the footprint of a run.
 
-    The footprint must not count constants. `largest_constant` is the size in the file, in bytes;
-    only LiteRT with float16 needs it.
+    The footprint must not include constants. `largest_constant` is the size of the largest constant
+    in the file, in bytes. Only LiteRT with float16 needs this argument.
     """
     opening = round(FILES[runtime, precision] * file_bytes + UNPACKED * largest_constant)
     return replace(run, planned=run.planned + opening, process=run.process + opening)

@@ -45,10 +45,10 @@ def without_waits(model: ir.Model) -> ir.Model:
 
 
 def folded(model: ir.Model) -> ir.Model:
-    """Replace shapes that `model` computes by constants, and infer all shapes again.
+    """Replace the shapes that `model` computes by constants, and infer all shapes again.
 
-    Larger computed tensors are not replaced, because a graph with an open batch computes them at
-    each run.
+    Larger computed tensors are not replaced, because a graph with an open batch size computes them
+    in each run.
     """
     fold_constants(model, output_size_limit=SHAPE_SIZES)
     RemoveUnusedNodesPass()(model)
@@ -56,7 +56,7 @@ def folded(model: ir.Model) -> ir.Model:
 
 
 def inferred(model: ir.Model) -> ir.Model:
-    """Return a copy of `model` whose shapes are only those that onnx infers."""
+    """Return a copy of `model` that has only the shapes that onnx infers."""
     again = ir.to_proto(model)
     del again.graph.value_info[:]
     return ir.from_proto(with_shapes(again))

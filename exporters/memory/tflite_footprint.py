@@ -1,8 +1,8 @@
 """The peak memory of a TFLite signature, from the sizes of its tensors and the order of its calls.
 
-A TFLite file says which sizes are open, but not how they depend on the batch size. A memory plan
-has each size as an expression of the batch size. The plan consists of numbers and words, so the
-graph cache can store it.
+A TFLite file shows which sizes are open, but not how these sizes depend on the batch size. A memory
+plan has an expression of the batch size for each size. The plan consists of numbers and words, so
+the graph cache can store it.
 """
 
 from collections.abc import Callable, Iterable
@@ -60,8 +60,8 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     """A subgraph's tensors, its operators in order of execution, and the subgraphs that they run.
 
     `inputs` and `outputs` are indices of tensors. `file_operators` counts the operators of the
-    whole file, because the session holds all of them. `over` has the outputs that the agent copies
-    over inputs: it maps the output's name to the index of the output's tensor.
+    whole file, because the session has all of them in memory. `over` maps the name of each output
+    that the agent copies over an input to the index of the output's tensor.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -76,7 +76,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
 def footprint(plan: MemoryPlan, batch: int) -> Footprint:
     """Predict the memory of one run on one thread.
 
-    The result's `process` follows the rule in `profiles.cost_model.memory_rule`.
+    `process` of the result is computed by the rule in `profiles.cost_model.memory_rule`.
 
     Args:
         plan: The memory plan of the signature.
@@ -158,8 +158,8 @@ def arena_bytes(buffers: Iterable[Buffer]) -> int:
     """The size of the memory into which LiteRT and XNNPACK put `buffers`, in bytes.
 
     Both libraries place the largest buffer first. Each buffer goes into the smallest sufficient gap
-    between the buffers that are alive at the same time. Without such a gap, the buffer goes behind
-    all others.
+    between the buffers that are alive at the same time. If there is no such gap, the buffer goes
+    behind all other buffers.
     """
     # Rows (offset, end, birth, death), sorted by offset, so that gaps lie between neighbours.
     placed = np.empty((0, 4), np.int64)

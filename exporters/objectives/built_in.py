@@ -1,4 +1,4 @@
-"""The objectives of built-in losses: the labels that a loss takes, and other measures."""
+"""The objectives of built-in losses: a loss, the labels that it takes, and further metrics."""
 
 from collections.abc import Callable
 from dataclasses import replace

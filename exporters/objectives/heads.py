@@ -22,7 +22,7 @@ Parts = Sequence[Part]
 def of_one_output(name: str, loss: BuiltIn, outputs: Parts) -> Objective:
     """The objective that trains one of several outputs.
 
-    The objective takes labels for this output alone.
+    The objective takes labels only for this output.
     """
     part = _output(name, outputs)
     goal = built_in(loss, part.shape)
@@ -49,8 +49,8 @@ def of_one_output(name: str, loss: BuiltIn, outputs: Parts) -> Objective:
 def sum_of_heads(heads: Sequence[Head], outputs: Parts) -> Objective:
     """The objective that minimises the weighted sum of the losses of several outputs.
 
-    The labels are one packed array, with a part for each output, which has the output's name.
-    Metrics are the loss of each output, the accuracy of each output with classes, and the mean
+    The labels are one packed array. It has a part for each output, with the output's name. The
+    metrics are the loss of each output, the accuracy of each output with classes, and the mean
     absolute error of each regression.
     """
     goals = {head.output: _goal(head, outputs) for head in heads}
@@ -96,7 +96,7 @@ def labels_part(name: str, labels: LabelRule) -> Part:
 
 
 def with_meaning(outputs: Parts, labels: Mapping[str, LabelRule]) -> tuple[Part, ...]:
-    """Add to each output the rule by which it becomes probabilities."""
+    """Add to each output the rule that turns it into probabilities."""
 
     def meaning(part: Part) -> Output | None:
         if part.name not in labels:

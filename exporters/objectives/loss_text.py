@@ -33,8 +33,9 @@ class Option:
     Attributes:
         fits: Whether a number is allowed.
         allowed: The allowed numbers in words.
-        default: The number if the option is left out; None if the loss then needs no number.
-        several: Whether the option is one number for each class.
+        default: The number if the option is left out. None if the loss needs no number in this
+            case.
+        several: Whether the option has one number for each class.
     """
 
     fits: Callable[[float], bool]
@@ -73,13 +74,13 @@ NUMBERS = ("mse", "mae", "huber", "cosine")
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in loss. `options` has the options that differ from the defaults, by name."""
+    """A built-in loss. `options` has, by name, all options that differ from the defaults."""
 
     name: str
     options: tuple[tuple[str, Value], ...] = ()
 
     def option(self, name: str) -> Any:
-        """The value of the option `name`, or its default."""
+        """The value of the option `name`, or the default of this option."""
         return dict(self.options).get(name, OPTIONS[self.name][name].default)
 
     @property
@@ -118,12 +119,12 @@ ParsedLoss = BuiltIn | tuple[Head, ...] | Own
 
 
 def is_own(loss: str) -> bool:
-    """Whether `loss` is the user's own function. Raises InputError like `canonical`."""
+    """Whether `loss` is the user's own function. Raises the InputError of `canonical`."""
     return isinstance(parse(loss), Own)
 
 
 def canonical(loss: str | Sequence[Mapping[str, Any]]) -> str:
-    """Convert a loss, given as text or as the list in a federation's file, to its canonical text.
+    """Convert a loss (a text, or the list in a federation's file) to its canonical text.
 
     Raises:
         InputError: There is no such loss, or an option is wrong.
@@ -139,7 +140,7 @@ def canonical(loss: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def parse(text: str) -> ParsedLoss:
-    """Read the text of a loss. Raises InputError like `canonical`."""
+    """Read the text of a loss. Raises the InputError of `canonical`."""
     stripped = text.strip()
     if OWN in stripped and "=" not in stripped:
         return Own(stripped)
@@ -166,8 +167,8 @@ def takes_numbers(loss: str) -> bool:
 def mixes_samples(loss: str) -> str | None:
     """Name a part of a loss that depends on other samples of the batch; None if there is none.
 
-    A class weight depends on the classes of the other samples. The code of an own loss is not
-    examined.
+    A class weight depends on the classes of the other samples in the batch. The code of the user's
+    own loss is not examined.
 
     Examples:
         >>> mixes_samples("contrastive"), mixes_samples("mse")

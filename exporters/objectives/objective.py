@@ -1,4 +1,4 @@
-"""Selects what a model is trained for, from the text of a loss and the outputs of the model."""
+"""Selects the training objective from the text of a loss and the outputs of a model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ def objective(loss: str, outputs: OutputForm | tuple[int, ...]) -> Objective:
 
     Args:
         loss: The text of a loss, see `loss_text.py`.
-        outputs: The model's outputs, or the shape of a single output, without the batch. If the
+        outputs: The model's outputs, or the shape of a single output without the batch axis. If the
             class axis has size 1, cross-entropy is binary.
 
     Returns:
@@ -56,7 +56,7 @@ def objective(loss: str, outputs: OutputForm | tuple[int, ...]) -> Objective:
 
 
 def objective_of(loss: str, captured: Captured) -> Objective:
-    """Select the objective for a recorded model. The user's own loss is tried on its outputs.
+    """Select the objective for a recorded model. The user's own loss is tried on the outputs.
 
     Raises errors like `objective`.
     """
@@ -75,7 +75,7 @@ def objective_of(loss: str, captured: Captured) -> Objective:
 
 
 def several_outputs(loss: str, parts: Sequence[Part]) -> ModelError:
-    """The error for several outputs if the loss does not say which output it trains."""
+    """The error for several outputs if the loss does not name the output that it trains."""
     names = [part.name for part in parts]
     return ModelError(
         "The model returns several outputs: {outputs}. The loss {loss!r} does not say which output "

@@ -1,4 +1,4 @@
-"""The labels that a loss takes, as far as they are known without the model."""
+"""Finds the labels that a loss takes, as far as this is known without the model."""
 
 from device_agent.formats.label_rule import LabelRule
 from device_agent.formats.manifest import Part

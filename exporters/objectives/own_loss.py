@@ -140,7 +140,7 @@ def _recorded_objective(
 
 
 class Unusable(Tensor):
-    """An output that cannot be passed to a loss. A loss may receive it, but not compute with it."""
+    """An output with which a loss cannot compute. The loss may still receive it."""
 
     reason: Mapping[str, str]
 
@@ -171,8 +171,8 @@ class Unusable(Tensor):
 class InBothModes(Named):
     """The outputs that a model returns in training and in inference.
 
-    A loss that reads an output of only one mode, or reads all outputs, would silently miss outputs
-    in one of the modes.
+    If a loss read an output of only one mode, or read all outputs, it would silently miss outputs
+    in the other mode.
     """
 
     def __init__(self, outputs: Mapping[str, Any], hidden: frozenset[str], loss: str) -> None:
@@ -190,7 +190,7 @@ class InBothModes(Named):
         return super().__contains__(key) or (self.get(str(key)) is not None)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The output `key`. Raises ModelError for an output of one mode."""
+        """The output `key`. Raises ModelError if only one mode has this output."""
         try:
             return self[key]
         except KeyError:
@@ -217,7 +217,7 @@ class Reduced(nn.Module):
     """The user's loss as a model of two inputs: the packed outputs and the packed labels.
 
     `report` is called with the names of the results: the loss and the metrics. An attribute cannot
-    keep these names, because recording resets attributes.
+    store these names, because recording resets attributes.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class Reduced(nn.Module):
         return tuple(results)
 
     def returned(self, named: Mapping[str, Tensor], packed: Tensor) -> Any:
-        """What the function returns for the outputs `named`, in the model's own form."""
+        """The result of the function for the outputs `named`, passed in the model's own form."""
         parts = getattr(self.function, ATTRIBUTE)
         labels = unpack(packed, parts) if in_files(parts) else None
         hidden = self.outputs.in_one_mode
@@ -329,7 +329,7 @@ def record_loss(function: Loss, reference: str, form: OutputForm) -> tuple[Graph
 
 
 def left_out(form: OutputForm, loss: str) -> dict[str, Unusable | None]:
-    """What the loss gets in place of outputs that cannot be passed to it."""
+    """The values that the loss gets instead of outputs that cannot be passed to it."""
     return {
         name: None if reason == NONE else Unusable.of(name, reason, loss)
         for name, reason in form.left_out.items()
@@ -362,7 +362,7 @@ def of_loss(error: ModelError, function: Loss, reference: str) -> ModelError:
 
 
 def place_of(function: object) -> str:
-    """The user's file and line of `function`, as ` (losses.py, line 3)`; or empty."""
+    """The user's file and line of `function`, as ` (losses.py, line 3)`. Empty if unknown."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ""

@@ -35,7 +35,7 @@ def check_own_loss(goal: Objective, reference: str, outputs: OutputForm, output:
         goal: The objective of the loss.
         reference: `module:function`.
         outputs: The outputs of the model.
-        output: What the model computes for random samples, packed.
+        output: The packed result of the model for random samples.
 
     Raises:
         ModelError: The loss or its gradient is not finite, the loss does not depend on the outputs,
@@ -86,9 +86,9 @@ def is_finite(value: Tensor, gradient: Tensor | None) -> bool:
 def results_of(
     goal: Objective, reference: str, outputs: OutputForm, output: Tensor, *, with_ends: bool
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """The value and the gradient of the function itself, and those of its recording.
+    """The value and the gradient of the function, and the value and the gradient of its recording.
 
-    The arguments and errors are those of `check_own_loss`; for `with_ends` see `random_labels`.
+    `check_own_loss` describes the arguments and errors, and `random_labels` describes `with_ends`.
     """
     function, parts = load_loss(reference), goal.labels.parts
     generator = torch.Generator().manual_seed(0)
@@ -119,7 +119,7 @@ def results_of(
 
 
 class CtcCalls(TorchFunctionMode):
-    """Context that notes whether code calls `ctc_loss`."""
+    """A context that records whether code calls `ctc_loss`."""
 
     found = False
 
@@ -132,7 +132,7 @@ class CtcCalls(TorchFunctionMode):
 
 
 def calls_ctc(run: Callable[[], object]) -> bool:
-    """Whether `run` calls `ctc_loss`. Its errors are ignored: the check itself meets them again."""
+    """Whether `run` calls `ctc_loss`. Errors of `run` are ignored: the check reports them."""
     calls = CtcCalls()
     with suppress(Exception), as_on_devices(), calls:
         run()
@@ -161,11 +161,11 @@ def trains(goal: Objective, output: Tensor, outputs: OutputForm) -> bool:
 def used_outputs(
     goal: Objective, reference: str, outputs: OutputForm, output: Tensor
 ) -> frozenset[int] | None:
-    """Indices of the outputs that a gradient of the user's own loss reaches; None for one output.
+    """Indices of the outputs with a gradient of the user's own loss. None for a single output.
 
-    For all other outputs, PyTorch's gradient is None. So PyTorch's optimizers do not decay the
-    parameters of these outputs. The arguments are those of `check_own_loss`, which has accepted
-    them.
+    For all other outputs, PyTorch's gradient is None, so PyTorch's optimizers do not decay the
+    parameters of these outputs. The arguments are those of `check_own_loss` and must have passed
+    this check.
     """
     parts = outputs.parts
     if len(parts) == 1:

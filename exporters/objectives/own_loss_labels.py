@@ -22,8 +22,9 @@ def classes(count: int, *shape: int) -> Part:
 
     Args:
         count: Number of classes, or of other ids.
-        shape: Shape of the labels of one sample; no sizes if a sample has one class. With a shape,
-            labels of -100 are passed to the loss, for positions without a label.
+        shape: Shape of the labels of one sample. Without sizes, a sample has one class. If there is
+            a shape, a label of -100 marks a position without a label, and the loss gets these
+            labels.
 
     Raises:
         InputError: A number is not allowed.
@@ -46,7 +47,7 @@ def numbers(*shape: int) -> Part:
     """Declare labels that are float32 numbers, for the decorator `loss`.
 
     Args:
-        shape: Shape of the labels of one sample; no sizes if a sample has one number.
+        shape: Shape of the labels of one sample. Without sizes, a sample has one number.
 
     Raises:
         InputError: A size is not allowed.
@@ -61,26 +62,27 @@ def numbers(*shape: int) -> Part:
 def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], Function]:
     """Declare the labels of your own loss: a decorator for a function of outputs and labels.
 
-    Use it for any loss that is not built in. The function gets what the model returns (a tensor, a
+    Use this for any loss that is not built in. The function gets the model's result (a tensor, a
     tuple or a dictionary) and the labels of a batch (a tensor, or a dictionary of several arrays).
     The function returns one of these:
 
-    - the loss of each sample, a tensor (batch,), of which the mean is taken;
+    - the loss of each sample, a tensor (batch,); EdgeTailor takes its mean;
     - the loss of the batch, a tensor with one number;
-    - a pair: one of the two above, and a dictionary of metrics by name, each a tensor (batch,). An
-      evaluation shows the means of the metrics over the samples.
+    - a pair: one of these two losses, and a dictionary of metrics by name, each a tensor (batch,).
+      An evaluation shows the mean of each metric over the samples.
 
-    The function is recorded once, as models are, and becomes a part of the exported training step.
-    The function must compute with torch's operators and must not read values. Name it as
-    `module:function` wherever a loss is expected.
+    Like a model, the function is recorded once and becomes a part of the exported training step. It
+    must compute with torch's operators and must not read values. To use the function as a loss,
+    give its name as `module:function`.
 
     Args:
         single: The labels, if they are one array: `y` of the local data.
-        named: Several arrays of labels by name: `y_NAME` of the local data. Without arguments, the
-            loss reads no labels. Then the local data need none, and the function gets None.
+        named: Several arrays of labels by name: `y_NAME` of the local data. If there are no
+            arguments, the loss reads no labels: the local data need no labels, and the function
+            gets None.
 
     Raises:
-        InputError: The labels are not made by `classes` and `numbers`.
+        InputError: The labels are not results of `classes` or `numbers`.
 
     Examples:
         >>> import torch
@@ -132,7 +134,7 @@ def _checked(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def zeros_last(labels: Tensor, parts: Sequence[Part]) -> Tensor:
-    """Packed labels in which zeros end each sequence of classes.
+    """Make packed labels in which each sequence of classes ends with zeros.
 
     Losses of sequences, such as CTC, may take zeros for padding. For other labels, torch's own
     gradient of CTC may be wrong.

@@ -1,5 +1,5 @@
 """Writes traced steps as ONNX graphs.
 
-Start with `onnx_writer.py`. Passes that only ONNX needs are here. If all runtimes need another form
-of an operator, write a decomposition instead; see `exporters/decompositions`.
+Start with `onnx_writer.py`. This package has the passes that only ONNX needs. If all runtimes need
+another form of an operator, write a decomposition in `exporters/decompositions` instead.
 """

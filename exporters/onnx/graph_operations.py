@@ -1,4 +1,4 @@
-"""The operations of an ONNX graph with known shapes, as the cost model counts them."""
+"""Lists the operations of an ONNX graph with known shapes for the cost model."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def operations(graph: Graph) -> tuple[Operation, ...]:
 def effort(node: Node) -> int:
     """Estimate the time of `node`, in multiply-accumulates.
 
-    The estimate serves only to compare nodes.
+    Use the estimate only to compare nodes.
     """
     return sum(
         amount(kind, sizes) * (1 if kind in PRODUCTS else PASS)
@@ -64,7 +64,7 @@ def of_node(node: Node) -> Iterator[Sized]:
 
 
 def loop_steps(node: Node) -> int | None:
-    """How often a loop runs its body; None for other operators."""
+    """How often a loop runs its body. None for other operators."""
     if node.op_type != "Scan":
         return None
     scanned = node.attributes["num_scan_inputs"].as_int()

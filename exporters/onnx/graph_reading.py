@@ -1,4 +1,4 @@
-"""Read shapes, windows, constants and earlier permutations from a node of an ONNX graph."""
+"""Reads shapes, windows, constants and earlier permutations from nodes of an ONNX graph."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ SWAP = (1, 0, 2, 3)
 
 
 class Gradient(NamedTuple):
-    """The gradient of a layer's weight, computed by another convolution.
+    """The gradient of a layer's weight, which another convolution computes.
 
     The gradient has the shape (O, C / groups, *size). `moved` (N, O, H', W') is the kernel of the
     other convolution, and moves over `image` (N, C, H, W). Lengths are in pixels: `pads` around
@@ -55,7 +55,7 @@ def numbers(node: Node) -> dict[str, list[int]]:
 
 
 def swapped_pads(node: Node) -> list[int]:
-    """Return the padding of the plain convolution that can replace the transposed `node`."""
+    """The padding of the plain convolution that can replace the transposed convolution `node`."""
     window, kernel = numbers(node), dims_of(node.inputs[1])[2:]
     spans = [d * (int(k or 0) - 1) for d, k in zip(window["dilations"], kernel, strict=True)]
     return [span - pad for span, pad in zip([*spans, *spans], window["pads"], strict=True)]
@@ -70,7 +70,7 @@ def swapped(value: Value | None) -> Value | None:
 
 
 def transposed(value: Value | None) -> Value | None:
-    """The matrix that a Transpose turns into `value`; None if there is no such node."""
+    """The matrix that a Transpose turns into `value`; None if there is no such Transpose."""
     turn = value.producer() if value is not None else None
     if turn is None or turn.op_type != "Transpose":
         return None
@@ -81,7 +81,7 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
     """Return the image (N, C, H, W) that the convolution `node` reads, and its padding.
 
     In the graph, the image is first rearranged to (1, groups * N, H, W * C / groups), with channels
-    last. The returned image is None if `node` reads something else.
+    last. If `node` does not read such an image, the returned image is None.
     """
     pads, value = numbers(node).get("pads", [0] * 4), node.inputs[0]
     nothing = (None, pads)
@@ -106,7 +106,7 @@ def rows_of(node: Node) -> tuple[Value | None, list[int]]:
 
 
 def before_swap(weight: Value) -> Value | None:
-    """Return the original weight if `weight` is a copy with swapped channels and a flipped kernel.
+    """If `weight` is a copy with swapped channels and a flipped kernel, return the original weight.
 
     Returns None if `weight` is not such a copy.
     """

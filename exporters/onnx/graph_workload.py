@@ -31,8 +31,8 @@ def signature_work(
         graph: The signature's serialized graph, if it was exported before.
 
     Raises:
-        ExportError: The signature cannot be exported, or a tensor's size does not follow from the
-            batch.
+        ExportError: The signature cannot be exported, or a tensor's size cannot be computed from
+            the batch size.
     """
     state = sum(
         math.prod(size for size in port.shape if size) * DTYPES[port.dtype].itemsize
@@ -74,8 +74,8 @@ def form_work(sized: SizedGraph, rewrite: Callable[[Model], bool]) -> FormWork |
 def graph_work(sized: SizedGraph, name: str = "", state: int = 0, times: int = 1) -> SignatureWork:
     """The work of one run of a graph on a batch of its size.
 
-    Equal operations are counted together. Operations inside a loop count once per step. Raises
-    ExportError if a tensor's size does not follow from the batch.
+    Equal operations are counted together. Operations inside a loop count once for each step. Raises
+    ExportError if a tensor's size cannot be computed from the batch size.
     """
     whole, model = sized.opened.graph, sized.model()
     alive = model_liveness(model)

@@ -1,4 +1,4 @@
-"""Make a large weight the first factor of a product."""
+"""Makes a large weight the first factor of a product."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -16,13 +16,13 @@ AS_IT_IS = {"alpha": 1, "beta": 1, "transA": 0, "transB": 0}
 def put_large_factors_first(graph: ir.Graph) -> None:
     """Exchange the factors of a product of x (N, K) and a large weight.
 
-    ONNX Runtime copies the second factor of a product into another order. For a batch and a large
-    weight, this copy takes as long as multiplying. Therefore x @ weight^T is computed as (weight @
-    x^T)^T, for which the smaller x is copied.
+    ONNX Runtime copies the second factor of a product into another order. If this factor is a large
+    weight, the copy takes as long as the multiplication. Therefore x @ weight^T is computed as
+    (weight @ x^T)^T, so that the smaller x is copied.
 
     Such products are x @ weight^T + bias in a layer, and x @ weight for the gradient of its input.
-    A layer whose weight is not trained is not changed: its weight may become a constant, which is
-    copied only once.
+    If the weight of a layer is not trained, the layer is not changed: the weight may become a
+    constant, which is copied only once.
     """
     trained = {value.name for value in graph.outputs}
     for node in list(graph):

@@ -1,7 +1,7 @@
-"""Lowers a traced signature to ONNX: operators of the default domain, no external data.
+"""Lowers a traced signature to ONNX, with operators of the default domain and no external data.
 
-`torch.onnx` does the lowering. This module makes the result small, removes the paths of this
-machine, and gives the same bytes for the same program.
+`torch.onnx` does the lowering. This module makes the result small, and removes the paths of this
+machine. The same program always gives the same bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ FOLDED_NUMBERS = 1024
 
 
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
-    """Lower each signature of `program` to an ONNX file; see `exporters.export.compile_graphs`."""
+    """Lower each signature of `program` to an ONNX file, see `exporters.export.compile_graphs`."""
     graphs = {}
     for signature in program.signatures:
         report(f"lowering {signature.name}")
@@ -74,10 +74,10 @@ def to_onnx(signature: ProgramSignature) -> bytes:
     """Lower one signature to a serialized ONNX model.
 
     Args:
-        signature: Its ports become the inputs and outputs of the model, in order.
+        signature: The signature. Its ports become the inputs and outputs of the model, in order.
 
     Returns:
-        The model's file content, the same for the same signature.
+        The content of the model's file. The same signature always gives the same content.
 
     Raises:
         ExportError: An operator cannot be expressed in ONNX.
@@ -104,7 +104,7 @@ def lower(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
 
 
 def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
-    """Lower `signature` as `lower` does, but let errors of torch and onnx reach the caller."""
+    """Lower `signature` like `lower`, but let errors of torch and onnx reach the caller."""
     quieten()
     forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **GELU, **SYMBOLIC_FACTORS}
     graph = shorten(trace(signature, forms))
@@ -138,7 +138,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
 def forget_origins(graph: ir.Graph) -> None:
     """Remove torch.onnx's notes on where each node of `graph` comes from.
 
-    The file does not hold these notes, but each copy of the graph would.
+    The file does not contain these notes, but each copy of the graph would.
     """
     for node in graph.all_nodes():
         node.metadata_props.clear()
@@ -151,9 +151,8 @@ def finish(
 ) -> bytes:
     """Remove metadata, check the model and serialize it.
 
-    Of the metadata, only `overwritten` is kept: the names of the outputs that can be written over
-    old state. All operators of the model are in the default domain, and its ports are those of the
-    signature.
+    The only metadata that stays is `overwritten`: the names of the outputs that can be written over
+    old state. The model has only operators of the default domain, and the ports of the signature.
     """
     del model.metadata_props[:]
     for graph in graphs_of(model.graph):
@@ -191,11 +190,11 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def strip(graph: onnx.GraphProto) -> None:
-    """Remove the metadata of `graph`, except the shapes that ONNX Runtime needs to save memory.
+    """Remove the metadata of `graph`, but not the shapes that ONNX Runtime needs to save memory.
 
     ONNX Runtime lets an operator overwrite its input only if it knows that input and output have
-    the same size. The runtime's own shape inference stops at computed shapes. So the shapes of
-    inputs and outputs of such operators stay.
+    the same size. The runtime's own shape inference stops at computed shapes. So this function
+    keeps the shapes of inputs and outputs of operators that can overwrite an input.
     """
     for holder in (graph, *graph.node, *graph.initializer):
         del holder.metadata_props[:]

@@ -1,7 +1,8 @@
-"""torch.onnx's table of operators, built once in a process, and simpler translations of our own.
+"""torch.onnx's table of operators, built once in a process, with simpler translations added.
 
-torch.onnx would build its table again for every graph. For this it parses the source of all its
-translations, which takes a second of processor time: more than lowering a small signature.
+torch.onnx would build its table again for every graph. It would parse the source of all its
+translations each time. This takes a second of processor time, which is more than for lowering a
+small signature.
 """
 
 import copy
@@ -29,10 +30,10 @@ OPSET = 18
 
 @cache
 def operators() -> dict[Any, list[Any]]:
-    """Return torch.onnx's translations by operator name; from now on torch.onnx copies this table.
+    """Return torch.onnx's translations by operator name. From now on, torch.onnx copies this table.
 
-    The table is private to torch. If a version of torch does not have it, the result is empty and
-    torch.onnx builds its tables as usual.
+    The table is private to torch. If a version of torch does not have this table, the result is
+    empty and torch.onnx builds its tables as usual.
     """
     try:
         from onnxscript._internal.values import TracedOnnxFunction
@@ -58,7 +59,7 @@ def operators() -> dict[Any, list[Any]]:
 
 @cache
 def missing_translations() -> dict[Any, Decomposition]:
-    """PyTorch's decompositions of operators that neither torch.onnx nor our table knows."""
+    """PyTorch's decompositions of operators that torch.onnx and this table do not translate."""
     translated, ours = operators(), table()
     return {
         operator: form
@@ -68,9 +69,9 @@ def missing_translations() -> dict[Any, Decomposition]:
 
 
 def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onnx_ir.Value]:
-    """Return one Split for equal parts, else one Slice for each part.
+    """Return one Split if the parts are equal, otherwise one Slice for each part.
 
-    torch.onnx would write a sequence (one value that holds all parts) instead.
+    torch.onnx would write a sequence (one value that contains all parts) instead.
     """
     if len(set(sizes)) == 1:
         parts = onnx.Split(x, axis=axis, num_outputs=len(sizes))
@@ -80,7 +81,7 @@ def split(x: onnx_ir.Value, sizes: Sequence[int], axis: int = 0) -> Sequence[onn
 
 
 def numel(x: onnx_ir.Value) -> onnx_ir.Value:
-    """Compute the number of elements of `x`; torch.onnx fails here if the batch size is open."""
+    """Compute the number of elements of `x`. torch.onnx fails at this if the batch size is open."""
     size: onnx_ir.Value = onnx.Size(x)
     return size
 
@@ -95,7 +96,7 @@ def sort(
 
 
 def atan2(y: onnx_ir.Value, x: onnx_ir.Value) -> onnx_ir.Value:
-    """Compute the angle of (x, y). Without this, torch.onnx takes a y of +0 for a negative one."""
+    """Compute the angle of (x, y). torch.onnx's own translation treats a y of +0 as negative."""
     below = onnx.Or(onnx.Less(y, 0.0), onnx.Less(onnx.Reciprocal(y), 0.0))  # -0 is below 0, too
     angle = onnx.Atan(onnx.Div(y, x))
     angle = onnx.Where(onnx.IsNaN(angle), 0.0, angle)  # of (0, 0)

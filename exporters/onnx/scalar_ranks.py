@@ -1,4 +1,4 @@
-"""Gives scalars in a graph as many axes as the tensors that they are combined with.
+"""Gives each scalar in a graph as many axes as the tensor with which it is combined.
 
 ONNX Runtime joins neighbouring axes of an operator's inputs into one long row only if both inputs
 have these axes. For example, let w be a weight (128, 512, 3, 1). Then 0.01 * w takes 1.3 ms if 0.01
@@ -18,9 +18,9 @@ BROADCASTING = {
 
 
 def raise_numbers(graph: ir.Graph) -> None:
-    """Give each one-element input of an elementwise operator as many axes as the operator's result.
+    """Give one-element inputs of elementwise operators as many axes as the operator's result.
 
-    Operators in the bodies of loops are changed, too. Values do not change.
+    Operators in the bodies of loops are also changed. The values stay the same.
     """
     raised: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in list(graph):
@@ -69,7 +69,7 @@ def adds_to_erf(node: ir.Node) -> bool:
 
 
 def is_number(value: ir.Value) -> bool:
-    """Whether `value` has one element, whatever its batch size."""
+    """Whether `value` has one element for every batch size."""
     return value.shape is not None and all(size == 1 for size in value.shape.dims)
 
 

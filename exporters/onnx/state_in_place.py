@@ -1,9 +1,9 @@
 """Lets a training step write new weights and optimizer state over the old values.
 
-The memory of the old value may be overwritten after every node that reads it has run. This is
-certain only if the node that computes the new value depends on all these nodes. A weight's gradient
-depends on most readers of the weight, but not on the node that computes the gradient for earlier
-layers. This module adds the missing dependencies.
+The memory of an old value may be overwritten only when all nodes that read this value have run.
+This is certain only if the node that computes the new value depends on all these nodes. A weight's
+gradient depends on most readers of the weight, but not on the node that uses the weight to compute
+the gradient for earlier layers. This module adds the missing dependencies.
 """
 
 import math
@@ -30,11 +30,11 @@ def update_in_place(model: ir.Model, signature: ProgramSignature) -> list[str]:
 
     Args:
         model: The graph of `signature`, which is changed.
-        signature: Its ports say which output replaces which input.
+        signature: The signature. Its ports define which output replaces which input.
 
     Returns:
-        The names of the outputs that may now be written over the input with the same state. An
-        output is left out if a node may need the old value after the new value is written.
+        The names of the outputs that may now be written over the input with the same state. If a
+        node may need the old value after the new value is written, the output is left out.
     """
     graph = model.graph
     values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
@@ -61,7 +61,7 @@ def byte_size(port: Port) -> int:
 
 
 class Order:
-    """The order in which the nodes of a graph must run, from the values that they read."""
+    """The order in which the nodes of a graph must run, given by the values that the nodes read."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
@@ -88,12 +88,12 @@ class Order:
     ) -> None:
         """Let the nodes that compute `results` run as soon as their gradients are known.
 
-        ONNX Runtime takes the last node of the file that no other node reads, and first runs all
-        nodes on which this node depends. So the updates of the last layers, whose gradients are
-        known first, have to be last in the file. Otherwise large tensors stay in memory until small
-        biases are updated. For each update, this method counts the gradients that other updates
-        also need. The larger the number, the later the update runs. Gradients are the values that
-        depend on `labels`.
+        ONNX Runtime starts with the last node in the file whose result no node reads, and first
+        runs all nodes on which this node depends. The gradients of the last layers are known first,
+        so the updates of these layers must be last in the file. Otherwise large tensors stay in
+        memory until small biases are updated. For each update, this method counts the gradients
+        that other updates also need. The larger this number, the later the update runs. Gradients
+        are the values that depend on `labels`.
         """
         first = sum(1 << self.number[node] for v in labels for node in set(self.readers.get(v, ())))
         gradients = sum(1 << self.number[n] for n, needed in self.needed.items() if needed & first)
@@ -140,7 +140,7 @@ class Order:
                     yield from self.uses(result)
 
     def run_after(self, new: ir.Value, late: Sequence[ir.Node]) -> bool:
-        """Make the node that computes `new` depend on the nodes `late`; False if impossible."""
+        """Make the node that computes `new` depend on the nodes `late`. False if impossible."""
         end = new.producer()
         assert end is not None
         index = next((n for n, v in enumerate(end.inputs) if is_like(v, new)), None)

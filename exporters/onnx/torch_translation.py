@@ -1,7 +1,7 @@
 """Translates a traced graph with torch.onnx, without tracing it again.
 
-`torch.export` would run the whole graph once more, to find what the traced graph already stores:
-the shape of each value, and whether it depends on the batch size.
+`torch.export` would run the whole graph again, to find the shape of each value and whether this
+shape depends on the batch size. The traced graph already stores both.
 """
 
 import logging
@@ -42,8 +42,8 @@ from profiles.errors import ExportError
 def translated(graph: GraphModule, signature: ProgramSignature) -> ONNXProgram:
     """Translate the traced `graph` of `signature`. Changes `graph`.
 
-    Does not run torch.onnx's optimizer, which takes longer than everything else. Raises ExportError
-    if an operator has no ONNX form.
+    torch.onnx's optimizer does not run, because it takes longer than all other work. Raises
+    ExportError if an operator has no ONNX form.
     """
     try:
         with warnings.catch_warnings(), shortcuts():
@@ -102,7 +102,7 @@ def quieten() -> None:
 
 
 class Decomposed(ExportedProgram):
-    """A program that has only core operators, so decomposing it would change nothing.
+    """A program with only core operators. A decomposition would not change it.
 
     Without this class, torch.onnx would trace the whole graph twice to decompose it.
     """
@@ -119,8 +119,8 @@ def exported(graph: GraphModule) -> ExportedProgram:
         graph: A traced graph from `exporters.programs.tracing.trace`. The graph is changed.
 
     Returns:
-        A program whose inputs and outputs are those of the graph, in order. Decomposing it does
-        nothing.
+        A program with the inputs and outputs of the graph, in order. Its method for decomposing
+        does nothing.
     """
     to_scans(graph)
     inputs = graph.graph.find_nodes(op="placeholder")
@@ -171,7 +171,7 @@ def exported(graph: GraphModule) -> ExportedProgram:
 
 
 def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
-    """Turn tensors stored in `graph` into inputs before the input `first`; return them by name."""
+    """Turn the tensors in `graph` into inputs before the input `first`. Return them by name."""
     bodies = dict(graph.named_children())
     mode = first.meta["val"].fake_mode
     lifted: dict[str, Node] = {}
@@ -191,8 +191,8 @@ def constants_as_inputs(graph: GraphModule, first: Node) -> dict[str, Node]:
 def finish_scans(model: ir.Model) -> None:
     """Set the direction of each loop (`Scan`) of `model`, and make its body's outputs distinct.
 
-    Afterwards the loops that `to_scans` marked run from the last step to the first. Without
-    distinct outputs, onnxruntime would give equal outputs the same memory.
+    The loops that `to_scans` marked then run from the last step to the first. If the outputs were
+    not distinct, onnxruntime would give equal outputs the same memory.
     """
     for node in model.graph:
         if node.op_type == "Scan":
@@ -202,7 +202,7 @@ def finish_scans(model: ir.Model) -> None:
 
 
 def set_direction(scan: ir.Node, backward: bool) -> None:
-    """Let `scan` run from the last step of its sequences if `backward`, else from the first."""
+    """If `backward` is set, let `scan` run from its sequences' last step, else from the first."""
     inputs = scan.attributes["num_scan_inputs"].as_int()
     outputs = len(scan.outputs) - (len(scan.inputs) - inputs)
     for kind, count in (("input", inputs), ("output", outputs)):
@@ -211,7 +211,7 @@ def set_direction(scan: ir.Node, backward: bool) -> None:
 
 
 def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Give the inputs of `graph` these `names`; an input that is an output, too, is copied."""
+    """Give the inputs of `graph` these `names`. An input that is also an output is copied."""
     for index, value in enumerate(tuple(graph.outputs)):
         if value in graph.inputs:
             node = ir.Node("", "Identity", [value])
@@ -223,7 +223,7 @@ def name_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def separate_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Give the outputs of `graph` these `names`; a value that is an output twice is copied."""
+    """Give the outputs of `graph` these `names`. A value that is an output twice is copied."""
     for index, (value, name) in enumerate(zip(tuple(graph.outputs), names, strict=True)):
         if value in graph.outputs[:index]:
             node = ir.Node("", "Identity", [value])

@@ -1,6 +1,6 @@
-"""Spares torch.onnx computations whose results are known before it translates a traced graph.
+"""Saves torch.onnx computations whose results are known before the translation of a graph.
 
-The replaced functions are private to torch. A version of torch without these functions computes
+The replaced functions are private to torch. If a version of torch does not have them, it computes
 everything as usual.
 """
 
@@ -26,11 +26,11 @@ signature_of_schema = OpSignature.from_op_schema
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
-    """Speed up torch.onnx for traced graphs: the translation takes less than half of the time.
+    """Speed up torch.onnx for traced graphs: a translation takes less than half of the time.
 
     These graphs have only core operators, so torch.onnx needs no table of decompositions. Their
-    nodes store example values, so torch.onnx need not run the nodes to find types. The signature of
-    an ONNX operator is computed once in a process.
+    nodes store example values, so torch.onnx does not have to run the nodes to find types. The
+    signature of each ONNX operator is computed only once in a process.
     """
     functions: list[tuple[Any, str, Any]] = [(OpSignature, "from_op_schema", known_signature)]
     if type_promotion is not None:
@@ -44,15 +44,15 @@ def shortcuts() -> Iterator[None]:
 
 
 def undecomposed(program: Any, registry: object) -> Any:
-    """Return `program` as it is, because its operators are core operators."""
+    """Return `program` unchanged, because it has only core operators."""
     return program
 
 
 def known_value(run_node: Callable[[Any, Node], Any]) -> Callable[[Any, Node], Any]:
-    """Replace `run_node`, which inserts the conversions that a node needs and then runs the node.
+    """Replace `run_node`, which inserts the conversions that a node needs and then runs it.
 
-    The returned function inserts the same conversions, but takes the node's value, which has a type
-    and a shape, from tracing. Nodes without such a value run as before.
+    The returned function inserts the same conversions, but does not run the node: the value of the
+    node, with type and shape, is known from tracing. Nodes without such a value run as before.
     """
 
     def known(interpreter: Any, node: Node) -> Any:

@@ -1,8 +1,8 @@
 """Writes weights as constants of an ONNX graph: float32, or 8-bit integers with scales.
 
 ONNX Runtime converts a small 8-bit weight to a float32 constant when it opens the graph. A larger
-8-bit weight exists as float32 only while an operator reads it. A dense layer reads it in blocks of
-rows, so the whole weight never exists as float32.
+8-bit weight is in memory as float32 only while an operator reads it. A dense layer reads such a
+weight in blocks of rows, so the whole weight is never in memory as float32.
 """
 
 import math
@@ -30,7 +30,7 @@ def hold_weights(
     Tensors whose names are in `int8` become 8-bit integers with scales.
 
     Returns:
-        Names of values that the model does not compute any more.
+        Names of values that the model no longer computes.
     """
     inputs = [value for value in model.graph.input if value.name not in tensors]
     del model.graph.input[:]
@@ -51,7 +51,7 @@ def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
     """Let `model` compute the value `name` from the integers and scales of `weight`.
 
     Returns:
-        Names of values that the model does not compute any more.
+        Names of values that the model no longer computes.
     """
     graph = model.graph
     q, scale = to_int8(weight)
@@ -70,7 +70,7 @@ def add_int8(model: ModelProto, name: str, weight: Tensor) -> set[str]:
 
 
 def hold(graph: GraphProto, name: str, q: np.ndarray, scale: np.ndarray) -> tuple[str, str]:
-    """Add the integers `q` and their scales as constants; return the names of both."""
+    """Add the integers `q` and their scales as constants. Return both names."""
     integers, factors = f"{name}:int8", f"{name}:scale"
     graph.initializer.append(numpy_helper.from_array(q, integers))
     graph.initializer.append(numpy_helper.from_array(scale, factors))

@@ -1,8 +1,9 @@
-"""Parameters that a model changes itself before it uses them, such as weights with a largest norm.
+"""Parameters that a model itself changes before it uses them, such as weights with a limited norm.
 
-In PyTorch such a change has no gradient. The gradient is that of the changed value, and the
-optimizer steps from this value. So a recording has two graphs: the first computes the changed
-parameters, and the model's graph reads them. See `recording/parameter_writes.py`.
+In PyTorch, such a change has no gradient. The gradient is taken with respect to the changed value,
+and the optimizer's step starts from the changed value. So a recording has two graphs: the first
+computes the changed parameters, and the model's graph reads them. See
+`recording/parameter_writes.py`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ WRITES = "changes of parameters"
 
 
 def writes_of(graph: GraphModule) -> GraphModule | None:
-    """The graph of the changes that the model of `graph` makes first; None if it makes none."""
+    """The graph of the changes that the model of `graph` makes first. None if there are none."""
     writes: GraphModule | None = graph.meta.get(WRITES)
     return writes
 
@@ -32,7 +33,7 @@ def names_of_changed(graph: GraphModule) -> set[str]:
 def changed_parameters(
     writes: GraphModule | None, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Run `writes` on `tensors`, which have the names that they have in the model.
+    """Run `writes` on `tensors`, given by their names in the model.
 
     Returns the new values of the changed parameters; empty if `writes` is None.
     """

@@ -1,6 +1,6 @@
 """Replaces composite operators, which the decomposition table cannot replace.
 
-The table never sees them, because autograd first splits them into simpler operators.
+The table never gets composite operators, because autograd first splits them into simpler operators.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ POOLS = {
 
 
 def average_pool(func: Any, x: Tensor, output_size: Any) -> Any:
-    """Pool `x`: compute a mean for the output size 1, and call `func` for other sizes.
+    """Pool `x`. For the output size 1, compute a mean. For other sizes, call `func`.
 
     For size 1, PyTorch writes through strides if the channels are last in memory.
     """
@@ -35,7 +35,7 @@ def average_pool(func: Any, x: Tensor, output_size: Any) -> Any:
 def functional_pad(
     func: Any, x: Tensor, pads: list[int], mode: str = "constant", value: Any = None
 ) -> Any:
-    """Pad `x`: circular padding concatenates slices of `x`; other modes call `func`."""
+    """Pad `x`. Circular padding concatenates slices of `x`. Other modes call `func`."""
     if mode != "circular" or min(pads) < 0:
         return func(x, pads, mode, value)
     # `pads` lists the last axis first.

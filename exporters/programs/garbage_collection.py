@@ -18,10 +18,11 @@ the process before the first of these contexts began."""
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let Python look for garbage rarely. Otherwise the search takes a fifth of the tracing time.
+    """Let Python search for garbage rarely. Otherwise the search takes a fifth of the tracing time.
 
-    Tracing and loading libraries make millions of objects, and most of them stay. Also usable as a
-    decorator. The last context that ends, in any thread, restores the setting of the first context.
+    Tracing and loading libraries make millions of objects, and most of them stay. This context can
+    also be used as a decorator. When the last open context of all threads ends, it restores the
+    setting from before the first context.
     """
     with LOCK:
         settings.append(settings[0] if settings else gc.get_threshold())

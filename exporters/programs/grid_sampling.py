@@ -1,4 +1,4 @@
-"""Grid sampling as gathers of pixels, whose gradients both formats have."""
+"""Computes grid sampling by gathers of pixels. Both formats have the gradients of gathers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ def grid_sample(
 ) -> Any:
     """Sample `x` (N, C, H, W) at the points `grid` (N, h, w, 2) between -1 and 1: (N, C, h, w).
 
-    `func` computes all other cases: modes except bilinear and nearest, padding except zeros and
-    border, and volumes.
+    `func` computes all other cases: modes other than bilinear and nearest, padding other than zeros
+    and border, and volumes.
     """
     if x.dim() != 4 or mode not in (BILINEAR, NEAREST) or padding not in (ZEROS, BORDER):
         return func(x, grid, mode, padding, align_corners)

@@ -44,9 +44,9 @@ def stored(module: GraphModule, name: str) -> Tensor | Body:
 def to_scans(module: GraphModule, decompositions: Decompositions | None = None) -> None:
     """Replace each `edgetailor::loop` of `module` by PyTorch's `scan`, in place.
 
-    Afterwards no `edgetailor::loop` remains, and no loop computes an output that nothing reads.
-    PyTorch's scan only runs from the first step to the last. The prefix `BACKWARD` in a body's name
-    marks a loop that must run from the last step to the first.
+    After this, `module` has no `edgetailor::loop`, and no loop computes an output that nothing
+    reads. PyTorch's scan can only run from the first step to the last. If a loop must run from the
+    last step to the first, the name of its body has the prefix `BACKWARD`.
 
     Args:
         module: A traced graph.
@@ -92,7 +92,7 @@ def replace_loop(
 def trace_body(
     step: Step, values: Sequence[FakeTensor], kept: Sequence[int], decompositions: Decompositions
 ) -> GraphModule:
-    """Trace `step` for arguments like `values`, as a graph of the results at the indices `kept`."""
+    """Trace `step` for arguments like `values`. The graph has the results at the indices `kept`."""
     mode = values[0].fake_mode
 
     def chosen(*arguments: Tensor) -> list[Tensor]:

@@ -19,8 +19,8 @@ Shapes = Sequence[Sequence[int]]
 def macs(signature: ProgramSignature, batch: int) -> int:
     """Count the multiply-accumulates of convolutions and matrix products in one run.
 
-    The count is taken before any decomposition, so that it does not depend on how a runtime
-    computes the result.
+    Operations are counted before any decomposition, so that the count does not depend on how a
+    runtime computes the result.
 
     Args:
         signature: The signature to run.
@@ -45,7 +45,7 @@ def macs(signature: ProgramSignature, batch: int) -> int:
 def macs_of(run: Callable[[], object]) -> int:
     """Count the multiply-accumulates of convolutions and matrix products when calling `run`.
 
-    Tensors created by `run` are fake, so that nothing is computed.
+    The tensors that `run` creates are fake, so that nothing is computed.
 
     Args:
         run: A function without arguments.
@@ -70,7 +70,7 @@ def macs_of(run: Callable[[], object]) -> int:
 def loop_flops(
     step: str, states: Shapes, inputs: Shapes, constants: Shapes, *rest: object, **out: object
 ) -> int:
-    """Count the operations of a loop: those of one step, times the number of steps.
+    """Count the operations of a loop: the operations of one step, times the number of steps.
 
     `states`, `inputs` and `constants` are the shapes of the loop's tensors.
     """
@@ -97,9 +97,9 @@ def convolution_gradient_flops(
 ) -> int:
     """Operations of the gradients of a convolution.
 
-    Each of the two gradients, of `x` and of `weight`, costs as many operations as the convolution.
-    PyTorch's formula ignores the groups in the weight gradient: for a depthwise convolution with n
-    channels, its count is n times too high.
+    The gradients of `x` and of `weight` each take as many operations as the convolution. PyTorch's
+    formula ignores the groups in the weight gradient: for a depthwise convolution with n channels,
+    PyTorch's count is n times too high.
     """
     pixels = math.prod((x if transposed else grad)[2:])
     macs = x[0] * pixels * math.prod(weight)

@@ -1,7 +1,8 @@
-"""The table of operators that can or cannot be exported with a training step.
+"""The table of operators that can be exported with a training step, and of other operators.
 
-`edgetailor export --list-operators` prints it; docs/reference/operators.md contains it. Each row
-has test rows under the same name, which compare its gradients with float64 autograd to 1e-5.
+`edgetailor export --list-operators` prints this table, and docs/reference/operators.md contains it.
+Each row has test rows with the same name. The tests compare the gradients of its operators with
+float64 autograd to 1e-5.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class UnsupportedGroup:
         name: Name of the group.
         prefixes: Prefixes of the ATen names of its operators.
         reason: Why the operators cannot be exported.
-        alternative: What to use instead, as text after "use".
+        alternative: The replacement, as a text that follows "use".
     """
 
     name: str
@@ -230,8 +231,8 @@ def find_unsupported(operator: str) -> UnsupportedGroup | None:
 def may_lack_form(operator: str) -> bool:
     """Whether an export may fail for an ATen `operator` like aten::median.
 
-    This holds for operators of an unsupported group, and for operators that are not PyTorch core
-    operators and have no decomposition into core operators.
+    An export may fail for operators of an unsupported group. It may also fail for operators that
+    are not PyTorch core operators and have no decomposition into core operators.
     """
     if find_unsupported(operator) is not None:
         return True
@@ -255,7 +256,7 @@ def _decomposes(overload: OpOverload) -> bool:
 
 
 def suggest_alternative(operator: str) -> str:
-    """The end of an error message about `operator`: what to use instead.
+    """The end of an error message about `operator`, which names a replacement.
 
     Args:
         operator: Name of an ATen operator, for example aten::median.
@@ -299,9 +300,9 @@ OPERATORS_VERSION = 1
 def as_json() -> dict[str, object]:
     """The document that `export --list-operators --json` prints.
 
-    Every group in `operators` exports as ONNX and as TFLite, gradients included. Groups in
-    `not_covered` export in neither format; the ATen names of their operators begin with one of
-    `aten_prefixes`.
+    Every group in `operators` can be exported as ONNX and as TFLite, including gradients. Groups in
+    `not_covered` cannot be exported in any format. The ATen names of their operators begin with one
+    of `aten_prefixes`.
     """
     return {
         "version": OPERATORS_VERSION,

@@ -1,6 +1,6 @@
 """Packs the outputs of a model into one tensor, and takes them apart again.
 
-`device_agent/formats/packing.py` does the same with numpy arrays.
+`device_agent/formats/packing.py` does this with numpy arrays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,19 +25,19 @@ def pack_outputs(tensors: Sequence[Tensor], rows: Any) -> Tensor:
 def part_of(packed: Tensor, part: Part, parts: Sequence[Part]) -> Tensor:
     """Take one part from a packed tensor (batch, k), in its shape and type.
 
-    The result is contiguous, as layers return it, so that `view` can join the batch with other
-    axes.
+    The result is contiguous, like the results of layers, so that `view` can join the batch with
+    other axes.
     """
     own = packed[:, columns(parts)[part.name]].reshape(packed.shape[0], *part.shape).contiguous()
     return own.to(torch.int64) if part.dtype == "int64" else own
 
 
 def unpack(packed: Tensor, parts: Sequence[Part]) -> Any:
-    """Take a packed tensor (batch, k) apart into what the model returns.
+    """Take a packed tensor (batch, k) apart into the result of the model.
 
     Returns:
-        A dictionary; a tuple if the names are numbers; nested if names have dots. A single part
-        without a name is the tensor itself.
+        A dictionary, or a tuple if the names are numbers. If names have dots, the result is nested.
+        If there is a single part without a name, the result is the tensor itself.
     """
     if parts[0].name == "":
         return part_of(packed, parts[0], parts)
@@ -49,8 +49,8 @@ def random_labels(
 ) -> Tensor:
     """Random packed labels: classes, and numbers from 0 to 1.
 
-    With `with_ends`, a quarter of the numbers is 0 and a quarter is 1. Some losses compare labels
-    with 0 and 1 to find the places of objects; other losses are not finite for 0 and 1.
+    If `with_ends` is set, a quarter of the numbers is 0 and a quarter is 1. Some losses compare
+    labels with 0 and 1 to find the places of objects. Other losses are not finite for 0 and 1.
     """
 
     def numbers(shape: tuple[int, int]) -> Tensor:
@@ -79,7 +79,7 @@ def described_parts(parts: Sequence[Part]) -> str:
 
 
 class Named(dict[str, Any]):
-    """Values by name, which are attributes, too, as in data classes."""
+    """Values by name. They are also attributes, as in data classes."""
 
     def __getattr__(self, name: str) -> Any:
         """The value `name`. Raises AttributeError."""

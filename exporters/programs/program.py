@@ -1,7 +1,7 @@
-"""The interface between submodels and exporters: pure functions of named tensors, and their state.
+"""The interface between submodels and exporters: pure functions of named tensors, and the state.
 
-A program depends neither on a runtime nor on weights. The same program is traced for every writer,
-and one export serves every round because weights are stored separately from the graphs.
+A program does not depend on a runtime or on weights. Each writer traces the same program. One
+export is sufficient for all rounds, because weights are stored separately from the graphs.
 """
 
 from collections import Counter
@@ -44,9 +44,9 @@ class Recomputation:
 
     Attributes:
         batch: The batch size for which the activations are chosen.
-        most_work: The largest share of the step's work that may be repeated. The repeated work must
-            save at least the same share of memory. None if the work has no limit and only the saved
-            memory matters.
+        most_work: The largest share of the step's work that may be repeated. The share of memory
+            that this saves must be at least as large as the share of repeated work. None if the
+            work has no limit and only the saved memory matters.
     """
 
     batch: int
@@ -55,14 +55,14 @@ class Recomputation:
 
 @dataclass(eq=False)
 class JointTrace:
-    """Signatures that begin with the same computation, and are therefore traced together.
+    """Signatures that begin with the same computation and are therefore traced together.
 
     Attributes:
-        signature: Its inputs and outputs include the inputs and outputs of all these signatures.
+        signature: A signature with the inputs and outputs of all these signatures.
         functions: The functions of these signatures. A signature with another function is traced
             alone.
-        waiting: Graphs that were traced for one signature and wait for the next signature, with the
-            decompositions that they were traced with.
+        waiting: Traced graphs that wait for the next signature, with the decompositions that were
+            used for the trace.
     """
 
     signature: "ProgramSignature"
@@ -78,14 +78,14 @@ class ProgramSignature:
         name: Name of the signature in the bundle.
         inputs: Ports that the function reads, by name.
         outputs: Ports that the function returns, by name.
-        function: Maps inputs to outputs. The function may use `torch.func` transforms, which
-            tracing turns into forward operators. The function must not keep state between calls.
-        source: The recorded model that the function runs, if any. Error messages use it to name
-            the user's line that an operator comes from.
-        recompute: How the backward pass computes activations again instead of keeping those of the
-            forward pass; None if it keeps all activations. Only ONNX graphs can compute activations
-            again.
-        joint: The trace that this signature shares with others, if any.
+        function: Maps inputs to outputs. The function may use `torch.func` transforms, because
+            tracing turns them into forward operators. It must not keep state between calls.
+        source: The recorded model that the function runs, if any. With it, error messages name the
+            user's line that calls an operator.
+        recompute: How the backward pass computes activations again instead of keeping the
+            activations of the forward pass. None if all activations are kept. Only ONNX graphs can
+            compute activations again.
+        joint: The trace that this signature shares with other signatures, if any.
 
     Raises:
         ModelError: Two ports have the same name, for example because a parameter of the model is
@@ -128,7 +128,7 @@ class ProgramSignature:
 
 @dataclass(frozen=True)
 class Program:
-    """Everything about one submodel except its weights.
+    """Everything about one submodel, except the weights.
 
     Attributes:
         submodel: The submodel spec.
@@ -138,12 +138,12 @@ class Program:
         tensors: The device's state: parameters, buffers and optimizer state.
         schedule: The order in which the device runs the signatures.
         sample_dtype: Type of the samples.
-        sample_limit: int64 samples are at least 0 and below this number, if it is given.
-        preprocessing: How pictures or CSV files become samples; None if devices have arrays.
-        int8: Names of frozen tensors that are 8-bit integers in graphs that hold them as constants;
-            see `int8_scales.py`. Their values have to be `rounded`.
-        output: How the model's output is turned into probabilities, in a program that only
-            predicts.
+        sample_limit: If this number is given, int64 samples are at least 0 and below it.
+        preprocessing: How pictures or CSV files become samples. None if the devices have arrays.
+        int8: Names of frozen tensors. If a graph contains them as constants, these are 8-bit
+            integers; see `int8_scales.py`. The values of these tensors must be `rounded`.
+        output: In a program that only predicts: how the model's output is turned into
+            probabilities.
     """
 
     submodel: str
@@ -168,7 +168,7 @@ class Program:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The inputs that are packed into a sample; empty if a sample is one array."""
+        """The inputs that are packed into a sample. Empty if a sample is one array."""
         ports = (port for signature in self.signatures for port in signature.inputs)
         return next((p.packed for p in ports if p.kind == "samples" and p.packed), ())
 
@@ -178,18 +178,17 @@ class Program:
         return max((i.batch_size for i in self.schedule if isinstance(i, Train)), default=1)
 
     def batch_of(self, signature: str) -> int:
-        """The largest batch on which the schedule runs `signature`; 1 for single samples."""
+        """The largest batch on which the schedule runs `signature`. 1 if each sample runs alone."""
         steps = (s for i in self.schedule if isinstance(i, Train) for s in i.steps)
         single = any(s.signature == signature and s.each_sample is True for s in steps)
         return 1 if single else self.largest_batch
 
 
 def with_recomputation(program: Program, most_work: float | None) -> Program:
-    """Return `program` with training steps that compute activations again; see `Recomputation`.
+    """Return `program` with training steps that compute activations again, see `Recomputation`.
 
-    The activations are chosen for the schedule's largest batch. If `most_work` is given, the
-    activations are chosen for `COMMON_BATCH` samples instead, so that one graph serves schedules
-    with different batch sizes.
+    The activations are chosen for the schedule's largest batch. But if `most_work` is given, they
+    are chosen for `COMMON_BATCH` samples, so that one graph can be used with different batch sizes.
     """
 
     def again(name: str) -> Recomputation:
@@ -207,8 +206,7 @@ def with_recomputation(program: Program, most_work: float | None) -> Program:
 def inference_program(program: Program) -> Program:
     """Return the program that only predicts, with frozen weights.
 
-    The result has the signature `predict`, and before it the stages that record the inputs of
-    `predict`.
+    The result has the stages that record the inputs of `predict`, then the signature `predict`.
     """
     stages = tuple(i for i in program.schedule if isinstance(i, Record))
     names = {*(stage.signature for stage in stages), PREDICT}
@@ -230,7 +228,7 @@ def inference_program(program: Program) -> Program:
 
 
 def with_preprocessing(program: Program, preprocessing: Preprocessing | None) -> Program:
-    """Return `program` for devices that turn their files into samples by `preprocessing`.
+    """Return `program` for devices whose files become samples by the rule `preprocessing`.
 
     Raises:
         InputError: These samples do not fit the program's model.
@@ -256,8 +254,8 @@ def samples_port(
 ) -> Port:
     """Port for a batch of samples of `shape`.
 
-    The samples' numbers are in `input_range` if it is given. The samples hold `parts` if there are
-    any.
+    If `input_range` is given, the samples' numbers are in this range. If there are `parts`, they
+    are packed into the samples.
     """
     return Port(
         name=name,
@@ -270,14 +268,14 @@ def samples_port(
 
 
 def labels_port(labels: LabelRule) -> Port:
-    """Port for the labels of a batch of samples, in the shape that `labels` gives."""
+    """Port for the labels of a batch of samples. `labels` gives their shape."""
     shape = (None, *(labels.shape or ()))
     port = Port(name="y", kind="labels", dtype=labels.dtype, shape=shape, sequence=labels.sequence)
     return packed_port(port, labels.parts) if labels.parts else port
 
 
 def packed_port(port: Port, parts: tuple[Part, ...]) -> Port:
-    """Return `port`, packed so that it holds `parts` side by side."""
+    """Return `port` as a packed port that contains `parts` side by side."""
     return msgspec.structs.replace(port, parts=parts)
 
 

@@ -1,8 +1,9 @@
-"""A key for the graphs of a program: equal keys mean equal graphs.
+"""Computes a key for the graphs of a program. Equal keys mean equal graphs.
 
-A graph depends on a signature's ports, on everything that its function can reach, and on the code
-that traces and lowers it. The key covers all three. Tracing itself takes a third of an export, so
-the key is computed from the function and not from the traced graph.
+A graph depends on three things: the ports of a signature, everything that the signature's function
+can reach, and the code that traces and lowers the function. The key covers all three. Tracing takes
+a third of the time of an export. So the key is computed from the function and not from the traced
+graph.
 """
 
 import functools
@@ -58,15 +59,15 @@ def graphs_key(program: Program, signatures: Sequence[ProgramSignature], format:
     """Compute the key of the graphs that result when `signatures` are lowered together.
 
     Args:
-        program: Gives the names of the model's tensors. These are inputs of the signatures, so the
-            key does not depend on their numbers. All other tensors become constants of the graphs,
-            and the key depends on their numbers.
+        program: The program. Its tensors are inputs of the signatures, so the key does not depend
+            on their numbers. All other tensors become constants of the graphs, so the key depends
+            on their numbers.
         signatures: The signatures of `program` that share files.
         format: `onnx` or `tflite`.
 
     Returns:
-        A SHA-256 in hexadecimal, the same in every process on machines of one kind; None if a
-        function reaches an object that this module does not know, for example a caller's own
+        A SHA-256 in hexadecimal. Every process on machines of one kind computes the same key. None
+        if a function reaches an object that this module does not know, for example a caller's own
         function.
     """
     inputs = {entry.name for entry in program.tensors}
@@ -91,10 +92,10 @@ def figures_key(graph: bytes, batch: int) -> str:
 
 
 def loss_code(goal: Objective) -> str:
-    """Two words for what the user's own loss computes: the versions that recorded it, and a key.
+    """Describe the user's own loss by two words: the versions that recorded it, and a key.
 
-    The second word changes only if the loss changes. Compare the second words only if the first
-    words are equal: other versions, for example of torch, may record the same loss with other
+    With equal versions, the key changes only if the loss changes. Compare two keys only if the
+    versions are equal: other versions, for example of torch, may record the same loss with other
     operators.
     """
     assert isinstance(goal.together, GraphModule)
@@ -117,7 +118,7 @@ class Walk:
         self.seen: dict[int, tuple[int, object]] = {}
 
     def signature(self, signature: ProgramSignature) -> Iterator[str]:
-        """Everything that determines the graph; `signature.source` only serves error messages."""
+        """Everything that determines the graph. `signature.source` is only for error messages."""
         yield signature.name
         yield from self.parts((signature.inputs, signature.outputs, signature.recompute))
         yield from self.parts(signature.function)
@@ -227,7 +228,7 @@ class Walk:
 
 
 def package_of(value: Any) -> str:
-    """The top package that a function or class belongs to."""
+    """The top package of a function or class."""
     return str(value.__module__).partition(".")[0]
 
 
@@ -282,7 +283,7 @@ def sources_digest(package: str) -> str:
 
 
 def environment() -> str:
-    """Versions and properties of this machine that graphs and verdicts depend on."""
+    """Versions and properties of this machine on which graphs and verdicts depend."""
     # PyTorch chooses its kernels by this.
     capability = torch.backends.cpu.get_cpu_capability()
     return repr((library_versions(), platform.machine(), capability, torch.get_default_dtype()))

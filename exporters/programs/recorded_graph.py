@@ -1,4 +1,4 @@
-"""Reads a recorded ATen graph: its input and output, the tensors it reads, and its writes."""
+"""Reads a recorded ATen graph: its input and output, the tensors that it reads, and its writes."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def input_node(graph: GraphModule) -> Node:
         Its only placeholder.
 
     Raises:
-        ModelError: The model takes no input or several.
+        ModelError: The model takes no input or several inputs.
     """
     nodes = graph.graph.find_nodes(op="placeholder")
     if len(nodes) != 1:
@@ -64,9 +64,10 @@ def output_node(graph: GraphModule) -> Node:
 def attributes_with_gradient(graph: GraphModule, outputs: frozenset[int] | None = None) -> set[str]:
     """The parameters and buffers, by name, that get a gradient from the output of `graph`.
 
-    If the output packs several outputs, `outputs` has the indices of the outputs that a loss takes;
-    None means all. A tensor that is not used gets no gradient (None in PyTorch, not zero). The same
-    holds if its values reach the output only through `detach`, `torch.no_grad` or integers.
+    If the output packs several outputs, `outputs` has the indices of the outputs that a loss takes.
+    None means all outputs. Two kinds of tensors get no gradient (None in PyTorch, not zero):
+    tensors that are not used, and tensors that reach the output only through `detach`,
+    `torch.no_grad` or integers.
     """
     last = output_node(graph)
     reached, ahead = set[Node](), [last]
@@ -141,7 +142,7 @@ def writes_in_place(node: Node) -> bool:
 def written_inputs(node: Node) -> Iterator[object]:
     """Yield the inputs that `node` changes in place.
 
-    For `add_` this is the first input, and for `add` with `out=` the last.
+    For `add_` this is the first input. For `add` with `out=` it is the last input.
     """
     if writes_in_place(node):
         assert isinstance(node.target, torch._ops.OpOverload)
@@ -152,7 +153,7 @@ def written_inputs(node: Node) -> Iterator[object]:
 
 
 def keeps_new_value(node: Node) -> bool:
-    """Whether `node` stores a new value of a buffer that the model keeps, such as an average.
+    """Whether `node` stores a new value of a buffer that stays in the model, such as an average.
 
     Recording stores each new value once, by `copy_`; see `recording/functional_form.py`.
     """
@@ -178,6 +179,6 @@ def is_impure(node: Node) -> bool:
 
 
 def module_of(node: Node) -> str:
-    """Path of the innermost module that `node` belongs to; empty for the model itself."""
+    """Path of the innermost module that contains `node`. Empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""

@@ -1,4 +1,4 @@
-"""Random samples in the range that a recorded graph or its port gives."""
+"""Draws random samples in the range that a recorded graph or its port gives."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ RANGE, PARTS = "input_range", "parts"
 
 
 def range_of_input(graph: GraphModule) -> InputRange:
-    """The range of the numbers that `graph` takes; empty if they are standard normal."""
+    """The range of the numbers that `graph` takes. Empty if they are standard normal."""
     known: InputRange = input_node(graph).meta.get(RANGE, ())
     return known
 
@@ -29,7 +29,7 @@ def parts_of_input(graph: GraphModule) -> tuple[Part, ...]:
 
 
 def describe_input(graph: GraphModule, input_range: InputRange, parts: tuple[Part, ...]) -> None:
-    """Note the range of the samples of `graph`, and the inputs that are packed into a sample."""
+    """Store in `graph` the range of its samples, and the inputs that are packed into a sample."""
     meta = input_node(graph).meta
     meta |= {key: value for key, value in ((RANGE, input_range), (PARTS, parts)) if value}
 
@@ -69,7 +69,7 @@ def samples_in_range(
 def end_of_range(
     input_range: InputRange, shape: Sequence[int], dtype: torch.dtype, high: bool
 ) -> Tensor:
-    """A batch of samples of `shape` with the largest numbers of `input_range`, or the smallest."""
+    """A batch of samples of `shape` with the largest (or smallest) numbers of `input_range`."""
     largest_draw = 1 - 2**-24
 
     def uniform(size: tuple[int, ...]) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Dropout with masks that are computed from a seed, which the device feeds to each step.
+"""Computes dropout masks from a seed, which the device passes to each step.
 
-Runtimes draw random numbers in different ways, or not at all. Here a mask is a hash of the seed, of
-the dropout's number in the model and of the element's position. The hash is integer arithmetic and
-gives the same mask in every runtime.
+Runtimes draw random numbers in different ways, or cannot draw any. Here each element of a mask is a
+hash of the seed, the dropout's number in the model and the element's position. The hash uses
+integer arithmetic, so every runtime computes the same mask.
 """
 
 import math
@@ -34,8 +34,8 @@ UNIFORM = aten.rand.default
 def hash_integers(values: Tensor, offset: Tensor | int) -> Tensor:
     """Hash integers to 0 .. PRIME - 1: two rounds of z -> z^2 + constant mod PRIME.
 
-    The first z is STEP * `values` + `offset`. No number in between exceeds 2^63 for 0 <= `values`,
-    `offset` < 2^31.
+    The first z is STEP * `values` + `offset`. If 0 <= `values`, `offset` < 2^31, no intermediate
+    number exceeds 2^63.
     """
     z = (values * STEP + offset) % PRIME
     z = (z * z + 12345) % PRIME
@@ -43,7 +43,7 @@ def hash_integers(values: Tensor, offset: Tensor | int) -> Tensor:
 
 
 def keep_mask(shape: Any, rate: float, seed: Tensor, site: int) -> Tensor:
-    """Compute which elements a dropout keeps, each with probability 1 - `rate`.
+    """Compute which elements a dropout keeps. Each is kept with probability 1 - `rate`.
 
     An element is kept if its random integer is at least `rate` * PRIME.
 
@@ -78,7 +78,7 @@ def random_integers(shape: Any, seed: Tensor, site: int) -> Tensor:
 def uniform_numbers(shape: Any, seed: Tensor, site: int) -> Tensor:
     """Numbers of `shape` between 0 and 1, for random draw number `site` of the model.
 
-    The numbers have 24 bits, so that float32 holds them exactly.
+    The numbers have 24 bits, so that they are exact in float32.
     """
     z = random_integers(shape, seed, site)
     return (z - z % 256 + 128) / (PRIME + 1)
@@ -170,7 +170,8 @@ class SeededBernoulli(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         seed: The seed.
         numbered: Whether the n-th draw has number n, as in `SeededDropout`. Otherwise all draws of
-            one shape are equal, so that a model that skips some can be compared with its recording.
+            one shape are equal, so that a model that skips some draws can be compared with its
+            recording.
     """
 
     def __init__(self, seed: int, numbered: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Finds the line of the user's own source that an error or an operator comes from.
+"""Finds the line of the user's own source that caused an error or called an operator.
 
 The functions return text for error messages, or an empty string if the line is unknown.
 """
@@ -37,7 +37,7 @@ LIBRARIES = ("fft_", "linalg_")
 
 
 def place_of_error(error: BaseException) -> str:
-    """The user's line that raised `error`, as ` (net.py, line 3: ...)`; or empty."""
+    """The user's line that raised `error`, as ` (net.py, line 3: ...)`. Empty if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     return parenthesized(innermost((frame.filename, frame.lineno or 0) for frame in frames))
 
@@ -51,27 +51,27 @@ def is_raised_by_user(error: BaseException) -> bool:
 
 
 def running_line() -> str:
-    """The user's line that is running, without parentheses; or empty."""
+    """The user's line that is running, without parentheses. Empty if unknown."""
     frames = traceback.extract_stack()
     return innermost((frame.filename, frame.lineno or 0) for frame in frames)
 
 
 def place_of_node(node: Node) -> str:
-    """Module and line of the user's code that called the operator `node`; or empty."""
+    """Module and line of the user's code that called the operator `node`. Empty if unknown."""
     return parenthesized(quoted_module(node), line_of_node(node))
 
 
 def line_of_node(node: Node) -> str:
-    """File and line of the user's code that called the operator `node`; or empty."""
+    """File and line of the user's code that called the operator `node`. Empty if unknown."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     return innermost((file, int(line)) for file, line in frames)
 
 
 def place_of_operator(source: GraphModule | None, operator: str) -> str:
-    """Module and line of the user's code that an operator of a traced step comes from.
+    """Module and line of the user's code that caused an operator of a traced step.
 
-    A gradient's operator, for example avg_pool2d_backward, comes from the call of its forward
-    operator.
+    If the operator computes a gradient, such as avg_pool2d_backward, this is the call of its
+    forward operator.
 
     Args:
         source: The recorded model, or None if there is none.
@@ -104,7 +104,7 @@ def place_of_tensor(source: GraphModule | None, name: str) -> str:
 
 
 def place_of_type(source: GraphModule | None, dtype: torch.dtype) -> str:
-    """Module and line of the first operator with a result of type `dtype`; or empty."""
+    """Module and line of the first operator whose result has the type `dtype`. Empty if unknown."""
     for node in source.graph.nodes if source is not None else ():
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.dtype == dtype:
@@ -113,12 +113,12 @@ def place_of_type(source: GraphModule | None, dtype: torch.dtype) -> str:
 
 
 def place_of_assignment(model: torch.nn.Module, name: str) -> str:
-    """Line of the user's class that assigns a tensor to the attribute `name`; or empty.
+    """Line of the user's class that assigns a tensor to the attribute `name`. Empty if unknown.
 
     Args:
         model: The model.
-        name: Name of a parameter or buffer, such as `head.weight`. The class of the model may
-            assign it as `self.head.weight`, or the class of `head` as `self.weight`.
+        name: Name of a parameter or buffer, such as `head.weight`. Either the class of the model
+            assigns it as `self.head.weight`, or the class of `head` assigns it as `self.weight`.
     """
     *path, attribute = name.split(".")
     for end in range(len(path), -1, -1):
@@ -140,7 +140,7 @@ def place_of_assignment(model: torch.nn.Module, name: str) -> str:
 
 
 def place_of_write(source: GraphModule | None) -> str:
-    """Module and line of the first write into a part of a tensor; or empty.
+    """Module and line of the first write into a part of a tensor. Empty if unknown.
 
     PyTorch expresses the gradient of every such write with as_strided.
     """
@@ -152,7 +152,7 @@ def place_of_write(source: GraphModule | None) -> str:
 
 
 def is_view(node: Node) -> bool:
-    """Whether `node` shares memory with its input, as slices and reshapes do."""
+    """Whether the result of `node` shares memory with its input, as for slices and reshapes."""
     target = node.target
     returns = target._schema.returns if isinstance(target, torch._ops.OpOverload) else ()
     return any(value.alias_info is not None for value in returns)
@@ -165,7 +165,8 @@ def first_line(error: Exception) -> str:
         error: Any exception.
 
     Returns:
-        The first line of its message without a full stop, or its class name if that is empty.
+        The first line of the error's message without a full stop. If the message is empty, the name
+        of the error's class.
     """
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
 
@@ -188,14 +189,14 @@ def stem(operator: str) -> str:
 
 
 def quoted_module(node: Node) -> str:
-    """The innermost module of `node`, as `module 'blocks.1'`; or empty."""
+    """The innermost module of `node`, as `module 'blocks.1'`. Empty if unknown."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     name = stack[-1][0] if stack else ""
     return f"module {name!r}" if name else ""
 
 
 def innermost(frames: Iterable[tuple[str, int]]) -> str:
-    """Text for the last of `frames` (file, line) that is in the user's code; or empty."""
+    """Text for the last of `frames` (file, line) in the user's code. Empty if there is none."""
     own = [(file, line) for file, line in frames if is_users(file)]
     if not own:
         return ""
@@ -204,13 +205,13 @@ def innermost(frames: Iterable[tuple[str, int]]) -> str:
 
 
 def parenthesized(*places: str) -> str:
-    """The known `places` as text in parentheses, with a space in front; or empty."""
+    """The known `places` as text in parentheses, with a space in front. Empty if none is known."""
     known = [place for place in places if place]
     return f" ({', '.join(known)})" if known else ""
 
 
 def called_place() -> str:
-    """The user's line that is running, in parentheses; or empty."""
+    """The user's line that is running, in parentheses. Empty if unknown."""
     return parenthesized(running_line())
 
 

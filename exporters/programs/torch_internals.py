@@ -29,7 +29,7 @@ TRACING: dict[str, Any] = {
 
 @contextmanager
 def replaced(attributes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes while the context lasts. Each is given by owner, name and new value.
+    """Set attributes inside the context. Each attribute is given by owner, name and new value.
 
     Attributes that do not exist are skipped, so that other versions of torch work as usual.
     """
@@ -49,7 +49,7 @@ WITHOUT_LAYOUTS = (proxy_tensor, "_extract_tensor_metadata", lambda value: None)
 
 
 def users_lines(_: Any, frames: StackSummary) -> StackSummary:
-    """The frames of the user's code in the model. Torch itself keeps only frames of `forward`."""
+    """The frames of the user's code in the model. Torch itself stores only frames of `forward`."""
     inside = dropwhile(lambda frame: frame.name != "forward", frames)
     return StackSummary.from_list([frame for frame in inside if is_users(frame.filename)])
 
@@ -62,8 +62,8 @@ def lines_of_users() -> AbstractContextManager[None]:
 def without_layouts() -> AbstractContextManager[None]:
     """Let torch trace without recording the memory layout of each value.
 
-    The layout is also known from the node's `val`. For sizes that depend on the batch, recording
-    the layout takes a fifth of the time of tracing.
+    The layout is also known from the node's `val`. If sizes depend on the batch, recording the
+    layout takes a fifth of the tracing time.
     """
     return replaced([WITHOUT_LAYOUTS])
 

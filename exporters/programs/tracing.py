@@ -41,13 +41,13 @@ DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 class Place(NamedTuple):
-    """The tensor of a runtime's graph that holds the value of a node.
+    """The tensor of a runtime's graph that has the value of a node.
 
     Attributes:
-        name: The tensor's name, as `TracedGraph.values` takes it.
+        name: The tensor's name for `TracedGraph.values`.
         axes: Axis `a` of the node's value is axis `axes[a]` of the tensor. None if both have the
-            same axes. Along an axis where the tensor has size one, the node's value may be the
-            tensor repeated.
+            same axes. If the tensor has size one along an axis, the node's value may repeat the
+            tensor along this axis.
     """
 
     name: str
@@ -62,14 +62,13 @@ class TracedGraph:
     """The graph that a writer lowered. Verification compares it with the written file.
 
     Attributes:
-        module: The traced graph in float64, after the passes that shorten it. Its inputs and
-            outputs are the signature's, in order.
-        places: Maps the name of a node of `module` to the runtime's tensor that holds the node's
-            value. Nodes that the writer merged with others are missing.
-        forms: The decompositions that the graph was traced with.
-        values: A function that runs a TFLite file. The function takes the file's content, the
-            inputs and the names of the wanted values. It returns these values by name. None for
-            ONNX.
+        module: The traced graph in float64, after the passes that shorten it. It has the inputs and
+            outputs of the signature, in order.
+        places: Maps the name of a node of `module` to the runtime's tensor with the node's value.
+            If the writer merged a node with other nodes, it is missing here.
+        forms: The decompositions with which the graph was traced.
+        values: A function that runs a TFLite file. It takes the file's content, the inputs and the
+            names of the wanted values, and returns these values by name. None for ONNX.
     """
 
     module: GraphModule
@@ -99,7 +98,7 @@ def trace(signature: ProgramSignature, decompositions: Decompositions | None = N
 
 
 def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphModule:
-    """Trace `signature` as `trace` does, but keep the gradient operators that PyTorch runs fast.
+    """Trace `signature` like `trace`, but keep the gradient operators that are fast in PyTorch.
 
     The graph takes its inputs on `device`.
     """
@@ -113,17 +112,18 @@ def trace_for_torch(signature: ProgramSignature, device: str = "cpu") -> GraphMo
 
 
 def views_to_reshapes(graph: Graph) -> None:
-    """Let `graph` run with any memory layouts: torch's may differ from the traced layouts."""
+    """Let `graph` run with any memory layout: torch may use other layouts than the trace."""
     for node in graph.nodes:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
 
 
 def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModule:
-    """Trace `signature` with the decompositions `forms` alone. Raises ExportError like `trace`.
+    """Trace `signature` only with the decompositions `forms`. Raises ExportError like `trace`.
 
     Signatures that share a trace (see `JointTrace`) get the same graphs as from separate traces.
-    The names of nodes are also the same, because torch names them in the order of the computation.
+    Even the names of the nodes are equal, because torch names nodes in the order of the
+    computation.
     """
     if signature.joint is None or signature.function not in signature.joint.functions:
         return traced_alone(signature, forms)
@@ -143,7 +143,7 @@ def flat_graph(signature: ProgramSignature, forms: Decompositions) -> GraphModul
 def part_of(
     whole: GraphModule, joint: ProgramSignature, signature: ProgramSignature
 ) -> GraphModule:
-    """Copy the part that `signature` needs of `whole`, the graph of `joint`."""
+    """Copy the part of `whole` that `signature` needs. `whole` is the graph of `joint`."""
     graph, copies = Graph(), dict[Node, Node]()
     results: Any = graph.graph_copy(whole.graph, copies)
     inputs, outputs = ([port.name for port in ports] for ports in (joint.inputs, joint.outputs))
@@ -157,7 +157,7 @@ def part_of(
 
 
 def autograd_graph(signature: ProgramSignature) -> GraphModule:
-    """Trace `signature` into PyTorch's own operators, as its autograd runs them.
+    """Trace `signature` into the operators that PyTorch's autograd runs.
 
     Raises ExportError like `trace`.
     """
@@ -169,9 +169,10 @@ def traced_alone(
     forms: Decompositions,
     replacements: Mapping[object, Callable[..., Any]] | None = None,
 ) -> GraphModule:
-    """Trace `signature` without others. Raises ExportError like `trace`.
+    """Trace `signature` without other signatures. Raises ExportError like `trace`.
 
-    `replacements` are functions of torch that are traced in another form, REPLACEMENTS by default.
+    `replacements` are functions of torch that are traced in another form. The default is
+    REPLACEMENTS.
     """
     replaced = REPLACEMENTS if replacements is None else replacements
     # Constants of the recorded graph are real tensors: allow them among the fake ones.
@@ -225,8 +226,8 @@ def traced_alone(
 def unfused_linear(linear: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     """Call `linear`; add the bias separately if the input has more than two axes.
 
-    ATen's fused operator compares the batch size with the size of the example. The graph would then
-    run only for this batch size.
+    ATen's fused operator compares the batch size with the size of the example. With this operator,
+    the graph would run only for this batch size.
     """
     if bias is None or input.dim() <= 2:
         return linear(input, weight, bias)
@@ -273,9 +274,9 @@ def check_forward_only(graph: GraphModule, signature: ProgramSignature) -> None:
 
 
 def raise_for_operator(signature: ProgramSignature, error: Exception) -> None:
-    """Raise ExportError with an operator of the model that cannot be exported, if there is one.
+    """If an operator of the model cannot be exported, raise ExportError with its name.
 
-    PyTorch's own `error` names no line of the model.
+    PyTorch's own `error` does not name a line of the model.
     """
     for name in operators(signature.source) if signature.source is not None else ():
         if find_unsupported(name):
@@ -297,7 +298,7 @@ def unsupported(signature: ProgramSignature, name: str) -> ExportError:
 
 
 def operators(graph: GraphModule) -> Iterator[str]:
-    """List the operators that `graph` calls, and those of its changes of parameters.
+    """List the operators of `graph`, including the operators of its changes of parameters.
 
     Args:
         graph: A recorded or traced graph.

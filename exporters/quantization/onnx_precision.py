@@ -1,7 +1,7 @@
-"""ONNX inference graphs with float16 weights, or with 8-bit integers by ONNX Runtime's quantizer.
+"""Converts ONNX inference graphs to float16 weights, or to int8 by ONNX Runtime's quantizer.
 
-First, ONNX Runtime optimizes the graph by folding batch norms into convolutions. Weights near zero,
-such as variances, are then gone, and a convolution is one operator to quantize.
+First, ONNX Runtime optimizes the graph: it folds batch norms into convolutions. After this, there
+are no weights near zero, such as variances, and each convolution is one operator to quantize.
 """
 
 import logging
@@ -45,7 +45,7 @@ def with_float16_weights(graph: bytes) -> bytes:
 def with_int8(graph: bytes, name: str, samples: np.ndarray) -> bytes:
     """Return the ONNX `graph` with 8-bit weights for each channel and 8-bit activations.
 
-    The weights use only 7 of their 8 bits. Processors without VNNI add products in 16 bits; with
+    The weights use only 7 of their 8 bits. Processors without VNNI add products in 16 bits. With
     all 8 bits, these sums would saturate, and results would be wrong.
 
     Args:
@@ -100,8 +100,8 @@ def batches(samples: np.ndarray) -> Iterator[np.ndarray]:
 def compact(model: ModelProto) -> bytes:
     """Serialize `model` without texts for people, and without the zero points of biases.
 
-    In a small model, names and unused domains take a third of the bytes of 8-bit weights. Zero
-    points of weights stay, although they are zero: onnxruntime 1.19 needs them.
+    In a small model, names and unused domains take a third of the bytes of 8-bit weights. The zero
+    points of weights stay, because onnxruntime 1.19 needs them, even if they are zero.
     """
     graph = model.graph
     zeros = {
@@ -129,7 +129,7 @@ def compact(model: ModelProto) -> bytes:
 
 
 def holds_graph(node: NodeProto) -> bool:
-    """Whether `node` has a graph of its own, such as a loop's body, which may read any value."""
+    """Whether `node` contains a graph, such as a loop's body. Such a graph may read any value."""
     return any(attribute.HasField("g") for attribute in node.attribute)
 
 
@@ -151,7 +151,7 @@ def shorten_names(model: ModelProto) -> None:
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Hold back the quantizer's log lines. They advise a step that `optimized` has already done."""
+    """Hide the quantizer's log lines. They advise a step that `optimized` has already done."""
     root = logging.getLogger()
     before, root.level = root.level, logging.ERROR
     try:

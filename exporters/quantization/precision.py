@@ -22,9 +22,9 @@ def converted(
 ) -> Graph:
     """Return `graph` with weights of `precision`.
 
-    With float16 weights, a graph still computes in float32. int8 quantizes weights for each
-    channel, and activations by the ranges that `samples` give. Input and output stay float32. The
-    figures of the result are for a run on one sample, and include the memory for opening the file.
+    With float16 weights, a graph computes in float32. int8 quantizes the weights of each channel,
+    and the activations by their ranges on `samples`. Input and output stay float32. The figures of
+    the result are for a run on one sample. They include the memory for opening the file.
 
     Args:
         graph: An inference graph with constant weights.
@@ -56,7 +56,8 @@ def converted(
 def with_figures(float32: Graph, graph: Graph, precision: Precision) -> Graph:
     """Return `graph` with its figures for one sample.
 
-    A run of `graph` takes at most the memory of a run of `float32`, the graph before quantization.
+    A run of `graph` takes at most the memory of a run of `float32`, which is the graph before
+    quantization.
     """
     figures = figures_of(float32, 1)
     run = figures.footprint
@@ -76,7 +77,7 @@ def with_figures(float32: Graph, graph: Graph, precision: Precision) -> Graph:
 
 
 def quantized(graph: Graph, signature: str, name: str, samples: np.ndarray | None) -> bytes:
-    """The file of `graph` as int8, calibrated on `samples`; without samples, as float16."""
+    """The file of `graph` as int8, calibrated on `samples`. Without samples, as float16."""
     if graph.runtime == "onnx":
         if samples is None:
             return onnx_precision.with_float16_weights(graph.data)

@@ -1,4 +1,4 @@
-"""TFLite inference graphs with float16 weights or 8-bit integers, by ai-edge-quantizer."""
+"""Converts TFLite inference graphs to float16 weights or int8, with ai-edge-quantizer."""
 
 import contextlib
 import io
@@ -69,8 +69,8 @@ def widen(
 ) -> None:
     """Widen `ranges` of tensors, so that they include the ranges in `others`.
 
-    The quantizer itself takes moving averages over batches. Activations of later batches would then
-    be cut off if they exceed those of the first batch.
+    The quantizer itself takes moving averages over batches. So activations of later batches would
+    be cut off if they are outside the range of the first batch.
     """
     for name, new in others.items():
         old = ranges.setdefault(name, dict(new))
@@ -85,8 +85,7 @@ def largest_constant(graph: bytes) -> int:
 
 
 class SharingBuilder(flatbuffers.Builder):  # type: ignore[misc]
-    """Stores equal vectors once. Each channel has a zero point of 8 bytes, and all these bytes are
-    zero."""
+    """Stores equal vectors once, because the zero points of all channels are 8 bytes of zeros."""
 
     def __init__(self) -> None:
         super().__init__(1 << 16)
@@ -118,7 +117,7 @@ def compact(graph: bytes) -> bytes:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop what the quantizer prints: sizes, a progress bar and a warning about memory."""
+    """Hide the output of the quantizer: sizes, a progress bar and a warning about memory."""
     with (
         without_remarks(),
         contextlib.redirect_stdout(io.StringIO()),

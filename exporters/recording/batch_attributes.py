@@ -1,6 +1,6 @@
 """Sets attributes such as `self.batch_size` to the number of samples of each batch.
 
-Code that makes its first state with `torch.zeros(1, self.batch_size, 64)` then runs for every
+With this, code that makes its first state with `torch.zeros(1, self.batch_size, 64)` runs for every
 batch.
 """
 
@@ -15,9 +15,9 @@ NAME = re.compile(r"_?(batch_?size|n_?batch|batch|bsz?)", re.IGNORECASE)
 
 
 def set_batch_size(model: nn.Module, size: int | SymInt) -> None:
-    """Set the whole numbers in attributes named `batch_size` and the like to `size`.
+    """Set the whole numbers in attributes with names such as `batch_size` to `size`.
 
-    The attributes may also be in a configuration that a module has as an attribute. Call this
+    The attributes may also be in a configuration object that is an attribute of a module. Call this
     function with a copy of the model.
     """
     for module in model.modules():
@@ -28,7 +28,7 @@ def set_batch_size(model: nn.Module, size: int | SymInt) -> None:
 
 
 def configurations(module: nn.Module) -> Iterator[dict[Any, Any]]:
-    """The attributes of plain objects and the dictionaries that `module` has as attributes."""
+    """The dictionaries, and the attributes of plain objects, that are attributes of `module`."""
     for name, value in vars(module).items():
         if name.startswith("_") or isinstance(value, nn.Module):
             continue

@@ -70,7 +70,7 @@ MADE_LAYER = (
 
 
 class SharedRecording:
-    """The recording of one model for one shape of samples, shared by several families.
+    """The recording of one model for one shape of samples. Several families can share it.
 
     Inside a `with` block of this object, only the first call of `capture` records the model. The
     model must not change while the object is in use.
@@ -99,7 +99,7 @@ class SharedRecording:
     def of(
         self, model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool
     ) -> Captured | None:
-        """The recording of `model`; None if this object is for another model or shape."""
+        """The recording of `model`. None if this object is for another model or shape."""
         if self._model is not model or self._shape != sample_shape:
             return None
         if own_loss not in self._captured:
@@ -113,22 +113,22 @@ _SHARED: ContextVar[tuple[SharedRecording, ...]] = ContextVar("shared recordings
 def capture(model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool = False) -> Captured:
     """Record `model` in training and in inference mode, and check both graphs.
 
-    Samples are float32. If a model with an embedding cannot be recorded for float32 samples, it is
-    recorded for int64 samples.
+    Samples are float32. But if a model with an embedding cannot be recorded for float32 samples, it
+    is recorded for int64 samples.
 
     Args:
-        model: The model; it is copied and stays unchanged.
+        model: The model. It is copied and stays unchanged.
         sample_shape: Shape of one sample, without the batch.
-        own_loss: Whether a loss of the user's own takes everything that the model returns.
+        own_loss: Whether the user's own loss takes everything that the model returns.
 
     Returns:
-        Both graphs and the model's tensors, under the names that they have in the model. A tensor
-        with several names appears under the first.
+        Both graphs and the model's tensors, under their names in the model. A tensor with several
+        names has the first of these names.
 
     Raises:
-        ModelError: The model cannot be recorded or cannot be trained here; for example, parameters
-            are complex, integer or all frozen, or the output is not one float32 tensor with the
-            batch as its first axis.
+        ModelError: The model cannot be recorded or cannot be trained. For example, parameters are
+            complex, integer or all frozen, or the output is not one float32 tensor with the batch
+            as its first axis.
     """
     for shared in _SHARED.get():
         known = shared.of(model, sample_shape, own_loss)
@@ -142,8 +142,8 @@ def record_and_check(
 ) -> Captured:
     """Record and check `model`. Raises ModelError like `capture`.
 
-    If the gradients differ, the model is recorded again with the gradients that its own functions
-    define.
+    If the gradients of model and recording differ, the model is recorded again with the gradients
+    that its own functions define.
     """
     check_one_input(model)
     try:
@@ -241,7 +241,7 @@ def recorded_once(model: nn.Module, sample_shape: tuple[int, ...], own_loss: boo
 def outputs_in_both(
     in_training: OutputForm, in_inference: OutputForm, only: Sequence[str]
 ) -> OutputForm:
-    """Return the form of a model that exports only the outputs `only` of its training mode."""
+    """The outputs of a model that exports only the outputs `only` of its training mode."""
     left_out = dict.fromkeys(
         [part.name for part in in_training.parts if part.name not in only],
         "it is returned only in training",
@@ -265,7 +265,7 @@ def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
     `logits`, or else the first output.
 
     Raises:
-        ModelError: This output does not have the shape of the output in inference.
+        ModelError: The chosen output does not have the shape of the output in inference.
     """
     names = [part.name for part in in_training.parts]
     name = PREFERRED if PREFERRED in names else next(iter(names), "")
@@ -284,7 +284,7 @@ def output_in_both(in_training: OutputForm, in_inference: OutputForm) -> str:
 def record_training(
     model: nn.Module, sample_shape: tuple[int, ...], own_loss: bool
 ) -> tuple[tuple[GraphModule, OutputForm], Dtype]:
-    """Record training, with samples of float32, or of int64 if an embedding needs it."""
+    """Record training with float32 samples, or with int64 samples if an embedding needs them."""
     try:
         recorded = record_outputs(model, sample_shape, "float32", training=True, own_loss=own_loss)
         return recorded, "float32"
@@ -305,7 +305,7 @@ def record_training(
 def record(
     model: nn.Module, sample_shape: tuple[int, ...], dtype: Dtype, training: bool
 ) -> GraphModule:
-    """Record `model` as `record_outputs` does, and return the graph alone."""
+    """Record `model` like `record_outputs`, but return only the graph."""
     return record_outputs(model, sample_shape, dtype, training)[0]
 
 
@@ -322,15 +322,16 @@ def record_outputs(
     The copy shares its parameters with `model`, because recording reads no values.
 
     Args:
-        model: The model; it stays unchanged.
+        model: The model. It stays unchanged.
         sample_shape: Shape of one sample, without the batch.
         dtype: Type of the samples.
         training: Whether to record the model in training mode.
-        only: Names of the outputs to record; all if None.
-        own_loss: As in `capture`.
+        only: Names of the outputs to record. None means all.
+        own_loss: See `capture`.
 
     Returns:
-        A graph for any batch of at least two samples, and the outputs that it returns packed.
+        A graph for any batch of at least two samples, and the outputs that the graph returns
+        packed.
 
     Raises:
         ModelError: The model cannot be copied or recorded.
@@ -382,7 +383,7 @@ def record_current_mode(
 
 
 def recorded_whole(model: nn.Module, changed: set[str], example: Tensor) -> GraphModule:
-    """The graph of `model`. Code that would divide batches into parts keeps them whole.
+    """The graph of `model`. If the code divides batches into parts, the graph keeps them whole.
 
     Raises errors like `exported`.
     """
@@ -401,7 +402,7 @@ def recorded_whole(model: nn.Module, changed: set[str], example: Tensor) -> Grap
 
 
 def smallest_embedding(graph: GraphModule) -> int | None:
-    """The number of rows of the smallest embedding that samples index directly, or None."""
+    """Number of rows of the smallest embedding that samples index directly. None if none does."""
     unchanged = {input_node(graph)}
     rows = []
     for node in graph.graph.nodes:

@@ -27,8 +27,8 @@ class Captured:
         sample_dtype: Type of the samples.
         sample_limit: int64 samples must be below this number, because they index an embedding
             with this number of rows. None if no embedding reads the samples directly.
-        input_range: The range of the numbers in random samples; empty for standard normal numbers.
-        parts: The inputs that are packed into a sample; empty if a sample is one array.
+        input_range: The range of the numbers in random samples. Empty for standard normal numbers.
+        parts: The inputs that are packed into a sample. Empty if a sample is one array.
         outputs: The outputs of the model, which the graphs return as one tensor.
     """
 

@@ -1,7 +1,7 @@
 """Fixes the random numbers that a model draws when it predicts.
 
-A prediction has no seed: it uses the same numbers in each call and for each sample. So the
-prediction for a sample depends neither on the other samples of the batch nor on the sample's place
+A prediction has no seed, so it uses the same numbers in each call and for each sample. So the
+prediction for a sample does not depend on the other samples of the batch, or on the sample's place
 in the batch.
 """
 
@@ -28,7 +28,7 @@ def fix_draws(graph: GraphModule) -> None:
 
 
 def fix_draw(graph: GraphModule, node: Node, number: int) -> None:
-    """Replace draw `number` of `graph` by a constant of the size one along the batch."""
+    """Replace draw `number` of `graph` by a constant that has the size one along the batch."""
     value, sizes = node.meta["val"], node.args[0]
     assert isinstance(value, Tensor)
     shape = [1 if isinstance(size, SymInt) else int(size) for size in value.shape]

@@ -1,13 +1,14 @@
 """Replaces the in-place writes of a recorded graph by new values, to cut the graph anywhere.
 
-`relu_(x)` changes x and every view of x. Afterwards the graph computes y = relu(x) instead. Nodes
-that read x or a view of x after the write now read y or the same view of y. A write through a view
-becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v, 1, 0).
+For example, `relu_(x)` changes x and every view of x. The new graph computes y = relu(x) instead.
+Nodes that read x or a view of x after the write then read y or the corresponding view of y. A write
+through a view becomes a new value of the viewed tensor: `x[:, 0] = v` becomes select_scatter(x, v,
+1, 0).
 
 A write into a buffer that is saved with the model, such as an average, also becomes a new value.
-One `copy_` after the last write stores the new value, and no later node reads the buffer.
+One `copy_` after the last write stores this value. No node after the `copy_` reads the buffer.
 
-It is known exactly which nodes share memory, because recording keeps the storage of every value.
+Recording keeps the storage of every value, so it is known exactly which nodes share memory.
 """
 
 import operator
@@ -54,7 +55,7 @@ class NoFunctionalForm(Exception):  # noqa: N818 - users never see it
 
 
 def make_functional(module: GraphModule, kept: Collection[str]) -> None:
-    """Replace the in-place writes of `module`, except those into own tensors that are not `kept`.
+    """Replace the in-place writes of `module`, but not writes into own tensors outside of `kept`.
 
     Args:
         module: A recorded graph. The graph stays unchanged if one of its writes has no functional
@@ -82,8 +83,8 @@ def make_functional(module: GraphModule, kept: Collection[str]) -> None:
 class Writes:
     """Replaces the in-place writes of `graph`, from the first node to the last.
 
-    The version of a memory is the number of writes into it so far. For each node, this class notes
-    the node that now holds the value, and the version of this value. If the memory has a newer
+    The version of a memory is the number of writes into it so far. For each node, this class stores
+    the node that now has the value, and the version of this value. If the memory has a newer
     version, views of the memory are computed again.
 
     Attributes:
@@ -265,9 +266,10 @@ def memory_of(node: Node) -> int | None:
 
 
 def without_write(target: Any) -> Any:
-    """The operator that computes the same as `target` but does not write; None if there is none.
+    """The operator that computes the same as `target` without a write. None if there is none.
 
-    Its overload may have another name, such as pow.Tensor_Scalar for pow_.Scalar.
+    The overload of this operator may have another name. For example, it is pow.Tensor_Scalar for
+    pow_.Scalar.
     """
     schema = target._schema
     packet = getattr(aten, schema.name.removeprefix("aten::").removesuffix("_"), None)

@@ -1,7 +1,7 @@
-"""Detects hooks with which a model's own code changes gradients. A recording leaves out hooks.
+"""Detects hooks with which a model's own code changes gradients. A recording has no hooks.
 
 Hooks and the backward passes of a model's own functions may loop until a value is small. With
-random numbers, such a loop may have no end. So the reads of values are counted.
+random numbers, such a loop may never end. So this module counts how often values are read.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ MOST_READS = 1000
 
 
 class ReadsTooMuch(Exception):  # noqa: N818 - users never see it
-    """The code reads more values than MOST_READS: it may be in a loop without end."""
+    """The code reads values more often than MOST_READS, so it may be in an endless loop."""
 
 
 class LimitedReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context for code that computes gradients. Raises ReadsTooMuch."""
+    """Context for code that computes gradients. Raises ReadsTooMuch after MOST_READS reads."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,9 +54,9 @@ class GradientHooks(TorchFunctionMode):
 
 
 def watched(hook: Callable[[Tensor], Any], line: str) -> Callable[[Tensor], None]:
-    """The `hook` that was set at `line`; it raises ModelError if it returns another gradient.
+    """Wrap the `hook` that was set at `line`. If it returns another gradient, it raises ModelError.
 
-    A hook that reads too many values counts as one that returns another gradient.
+    If a hook reads too many values, it is treated like a hook that returns another gradient.
     """
 
     def watching(gradient: Tensor) -> None:

@@ -27,7 +27,7 @@ VIEWS = ("aten.detach", "aten.alias", "aten.view", "aten.slice", "aten.select", 
 
 
 def check_sizes(graph: GraphModule) -> None:
-    """Raise ModelError if the size of a tensor depends on anything but the batch size."""
+    """Raise ModelError if the size of a tensor depends on anything except the batch size."""
     for node in graph.graph.nodes:
         value = node.meta.get("val")
         sizes = value.shape if isinstance(value, Tensor) else ()
@@ -62,7 +62,7 @@ def check_vmap(graph: GraphModule) -> None:
 def check_operators(graph: GraphModule) -> None:
     """Raise ModelError for operators that cannot be exported, such as torch.cond.
 
-    The error says why.
+    The error states the reason.
     """
     for node in graph.graph.nodes:
         value, place = node.meta.get("val"), source_lines.place_of_node(node)
@@ -123,7 +123,7 @@ def reads_number(place: str) -> ModelError:
 
 
 def argument(node: Node, name: str) -> object:
-    """The argument `name` of the operator that `node` calls; None if it is missing."""
+    """The argument `name` of the operator that `node` calls. None if the argument is missing."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     for index, declared in enumerate(node.target._schema.arguments):
@@ -133,9 +133,9 @@ def argument(node: Node, name: str) -> object:
 
 
 def check_deterministic(training: GraphModule, inference: GraphModule) -> None:
-    """Raise ModelError for random numbers without a seed, and for dropouts in a prediction.
+    """Raise ModelError if there are random numbers without a seed, or dropouts in a prediction.
 
-    A training step has a seed for dropouts and uniform numbers. A prediction has fixed numbers.
+    A training step has a seed for dropouts and uniform numbers. A prediction uses fixed numbers.
     """
     for node in training.graph.nodes:
         if node.target not in (*SEEDED, UNIFORM) and draws(node):
@@ -177,7 +177,7 @@ def draws(node: Node) -> bool:
 
 
 def drawn_by(node: Node) -> dict[str, str]:
-    """The operator of a draw, its layer and its line, as an error shows them."""
+    """The operator, the layer and the line of a draw, as text for an error."""
     layer, line = module_of(node), source_lines.line_of_node(node)
     return {
         "operator": str(node.target),
@@ -190,7 +190,7 @@ def drawn_by(node: Node) -> dict[str, str]:
 def check_writes(training: GraphModule, inference: GraphModule, kept: Collection[str]) -> None:
     """Raise ModelError if the model changes one of its tensors that must stay unchanged.
 
-    In training, the model may change the tensors in `kept`. In a prediction, it may change none.
+    In training, the model may change the tensors in `kept`. In a prediction, it may not change any.
     """
     check_training_writes(training, kept)
     for node in filter(keeps_new_value, inference.graph.nodes):

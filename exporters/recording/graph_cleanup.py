@@ -42,7 +42,7 @@ def use_first_names(graph: GraphModule, tensors: Mapping[str, Tensor]) -> None:
     """Let `graph` read each of the model's `tensors` by its first name.
 
     If a tensor has several names, torch records the last name. If the model reads a parameter from
-    a Python list or dictionary, or from a module in such a container, torch records a constant.
+    a Python list or dictionary, or from a module in a list or dictionary, torch records a constant.
     """
     read = graph.graph.find_nodes(op="get_attr")
     others = {name: attribute(graph, name) for name in constants_of(graph) if name not in tensors}
@@ -60,10 +60,10 @@ def constants_of(graph: GraphModule) -> list[str]:
 def clean_up(graph: GraphModule) -> None:
     """Remove guards, checks, batch counters, dropouts of rate 0 and empty parts of concatenations.
 
-    Memory that the model reserves starts as zeros.
-    Zero states of recurrent layers take the type of the weights, so that the graph also runs in
-    float64. Dropout between recurrent layers becomes a separate operator. Stochastic depth, as the
-    library `transformers` writes it, becomes a random draw, as in other libraries.
+    Memory that the model reserves is filled with zeros. Zero states of recurrent layers get the
+    type of the weights, so that the graph also runs in float64. Dropout between recurrent layers
+    becomes a separate operator. Stochastic depth in the form of the library `transformers` becomes
+    a random draw, as in other libraries.
     """
     fill_with_zeros(graph)
     draw_kept_paths(graph)
@@ -104,7 +104,7 @@ def is_steep(node: Node) -> bool:
 def select_positive(graph: GraphModule, relu: Node) -> None:
     """Let the node `relu` select positive elements.
 
-    The gradient of relu is a product with a mask, and zero times infinity is not a number.
+    The gradient of relu would be a product with a mask, and zero times infinity is not a number.
     """
     with graph.graph.inserting_before(relu):
         positive = graph.graph.call_function(aten.gt.Scalar, (relu.args[0], 0))
@@ -115,8 +115,8 @@ def select_positive(graph: GraphModule, relu: Node) -> None:
 def fill_with_zeros(graph: GraphModule) -> None:
     """Replace memory that the model reserves, to fill it later, by tensors of zeros.
 
-    In the graph, filling becomes a copy, and this copy would read the reserved memory. Random draws
-    do not read the reserved memory, so they are not changed.
+    In the graph, filling becomes a copy, and this copy would read the reserved memory. If a random
+    draw fills the memory, nothing is changed, because draws do not read it.
     """
     for node in graph.graph.nodes:
         if node.target not in FILLED or all("bernoulli" in str(u.target) for u in node.users):
@@ -129,7 +129,7 @@ def fill_with_zeros(graph: GraphModule) -> None:
 
 
 def draw_kept_paths(graph: GraphModule) -> None:
-    """Replace floor(rand + keep) by the same random draw: 1 with the probability keep, else 0."""
+    """Replace floor(rand + keep) by an equal random draw: 1 with the probability keep, else 0."""
     for floor in graph.graph.find_nodes(op="call_function", target=aten.floor.default):
         (added,) = floor.args
         if added.target is not aten.add.Tensor or added.kwargs or len(added.users) > 1:
@@ -188,7 +188,7 @@ def is_own_tensor(value: Any) -> bool:
 
 
 def detached(graph: GraphModule, value: Any) -> Any:
-    """Return a new node that detaches the tensor `value`; any other value unchanged."""
+    """Return a new node that detaches the tensor `value`. Other values are returned unchanged."""
     if not isinstance(value.meta.get("val"), Tensor):
         return value
     node = graph.graph.call_function(aten.detach.default, (value,))
@@ -197,7 +197,7 @@ def detached(graph: GraphModule, value: Any) -> Any:
 
 
 def skip_empty(node: Node) -> None:
-    """Remove empty tensors (0,) from the concatenation `node`; key caches start with them."""
+    """Remove empty tensors (0,) from the concatenation `node`. Key caches start with these."""
     tensors: Any = node.args[0]
     full = [tensor for tensor in tensors if not is_empty(tensor.meta["val"])]
     if len(full) == 1:
@@ -215,8 +215,8 @@ def is_empty(value: Tensor) -> bool:
 def fix_eps(norm: Node) -> None:
     """If the root mean square norm `norm` has no `eps`, give it the `eps` of float32.
 
-    By default, PyTorch uses the `eps` of the number type. In float64, the same norm would then give
-    other results.
+    By default, PyTorch uses the `eps` of the number type. So in float64, the same norm would give
+    different results.
     """
     value, sizes, weight, eps = (*norm.args, None, None)[:4]
     if eps is None and "eps" not in norm.kwargs:
@@ -261,7 +261,7 @@ def retype_zeros(graph: GraphModule, recurrent: Node) -> None:
 
 
 def only_counts(graph: GraphModule, node: Node) -> bool:
-    """Whether `node` adds to an integer buffer, and only such additions read this buffer."""
+    """Whether `node` adds to an integer buffer that only such additions read."""
     counts, counter = is_batch_counter(graph, node), node
     while counts and counter.op != "get_attr":
         counter = counter.args[0]  # type: ignore[assignment]

@@ -24,7 +24,7 @@ BYTES = (torch.uint8, torch.int8, torch.int16)
 
 
 def fold_double_constants(graph: GraphModule) -> None:
-    """Replace values of other types by constants if they depend only on float64 constants.
+    """Replace values of other types by constants, if they depend only on float64 constants.
 
     A device computes in float32, and TFLite has neither float64 nor bytes. But code such as
     `torch.tensor(numpy_array).float()` needs float64 only to make a constant, and the causal mask
@@ -94,7 +94,7 @@ def insert_numbers(graph: GraphModule, known: Mapping[Node, Any]) -> None:
 def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
     """Replace constant masks in indexes, as in `x[:, ~eye]`, by the positions where they are true.
 
-    The size of the result is then fixed; with a mask, it would not be known.
+    With positions, the size of the result is fixed. With a mask, it would not be known.
     """
     for node in list(graph.graph.nodes):
         if node.target not in INDEXES or node in known:
@@ -116,10 +116,10 @@ def index_by_positions(graph: GraphModule, known: Mapping[Node, Any]) -> None:
 
 
 def known_values(graph: GraphModule) -> dict[Node, Any]:
-    """Compute the nodes that depend on constants alone, if a number or a size depends on them.
+    """Compute the nodes that depend only on constants, if a number or a size depends on them.
 
-    Weights and other float tensors of the state do not count as constants. Returns the value of
-    each node.
+    Weights and other float tensors of the state are not constants here. Returns the value of each
+    computed node.
     """
     needed = set[Node]()
     for node in reversed(graph.graph.nodes):
@@ -151,7 +151,7 @@ def is_short(node: Node) -> bool:
 def selects(node: Node) -> bool:
     """Whether the size of the result of `node` depends on values, as for `torch.unique`.
 
-    If the values are constants, the size is fixed, but only recording knows it.
+    If the values are constants, the size is fixed, but it is known only during recording.
     """
     target = node.target
     return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
@@ -179,5 +179,5 @@ def can_fold(node: Node, known: dict[Node, Tensor]) -> bool:
 
 
 def is_wide(value: Tensor) -> bool:
-    """Whether `value` has a type that devices lack, such as float64, bfloat16, bytes or complex."""
+    """Whether `value` has a type that devices do not have: float64, bfloat16, bytes or complex."""
     return value.dtype in (*OTHER_FLOATS, *BYTES) or value.is_complex()

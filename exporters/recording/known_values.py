@@ -1,8 +1,8 @@
-"""Reads the values of tensors that samples do not change, while a model is recorded.
+"""While a model is recorded, reads the values of tensors that do not depend on samples.
 
-A model may keep a list of columns or a flag as a tensor, in an attribute or in a buffer of
-integers. Its Python code may branch on the values. `torch.export` does not know the values. Here
-the values are computed in parallel with the recording.
+A model may store a list of columns or a flag as a tensor, in an attribute or in a buffer of
+integers. Its Python code may branch on the values. `torch.export` does not know these values. This
+module computes them in parallel with the recording.
 """
 
 import re
@@ -45,8 +45,8 @@ class KnownValues(TorchFunctionMode):
     """Context in which a model's Python code may read the values of the model's constants.
 
     Attributes:
-        number: The user's last line that read a number from another tensor, for example by `int`;
-            empty if there was none.
+        number: The user's last line that read a number from another tensor, for example by `int`.
+            Empty if there was no such line.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -138,7 +138,7 @@ class KnownValues(TorchFunctionMode):
 
 
 def is_fixed(value: object) -> bool:
-    """Whether an argument is the same for every batch: no size and no pair of a complex number."""
+    """Whether an argument is equal for all batches: not a size, not a pair of a complex number."""
     if isinstance(value, slice):
         return all(map(is_fixed, (value.start, value.stop, value.step)))
     return value is None or isinstance(value, FIXED)
@@ -157,7 +157,7 @@ FIXED = (
 
 
 def memory(value: Tensor) -> int:
-    """Where the numbers of `value` are. Views of a tensor have the same memory."""
+    """The place of the numbers of `value` in memory. Views of a tensor have the same place."""
     return value.untyped_storage().data_ptr()
 
 
@@ -169,6 +169,6 @@ def writes(name: str) -> bool:
 
 
 def computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `func` returns outside of the recording."""
+    """The result of `func` outside of the recording."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return func(*args, **kwargs)

@@ -36,8 +36,8 @@ def check_parameters(model: nn.Module) -> None:
     """Check that families can split and train all parameters and buffers of `model`.
 
     Raises:
-        ModelError: A layer has no weight or is not supported; a tensor is lazy, empty, sparse, not
-            float32, not finite or has an invalid name; two parameters are in the same memory; or
+        ModelError: A layer has no weight or is not supported. A tensor is lazy, empty, sparse, not
+            float32 or not finite, or has an invalid name. Two parameters are in the same memory. Or
             no parameter is trained.
     """
     for name in (*model._modules, *model._parameters, *model._buffers):
@@ -236,5 +236,5 @@ def check_output(output: object, batch: object) -> None:
 
 
 def name_batch(text: str) -> str:
-    """Replace torch's symbol for the batch size, for example s77, by `batch` in `text`."""
+    """In `text`, replace torch's symbol for the batch size, for example s77, by `batch`."""
     return re.sub(r"\bs\d+\b", "batch", text)

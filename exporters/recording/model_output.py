@@ -17,9 +17,9 @@ from profiles.errors import ModelError
 
 @dataclass(frozen=True)
 class Rows:
-    """The `axis` on which an output holds the samples.
+    """The `axis` of an output that has the samples.
 
-    Each sample has `count` places; None means one.
+    Each sample has `count` places on this axis. None means one place.
 
     Examples:
         >>> steps_first = torch.arange(6).view(3, 2)
@@ -34,12 +34,12 @@ class Rows:
     count: int | None = None
 
     def by_sample(self, value: Tensor, rows: int | SymInt) -> Tensor:
-        """`value` with the batch as its first axis."""
+        """Return `value` with the batch as its first axis."""
         value = value.movedim(self.axis, 0)
         return value if self.count is None else value.reshape(rows, self.count, *value.shape[1:])
 
     def as_returned(self, value: Tensor) -> Tensor:
-        """The inverse of `by_sample`. The result is contiguous, as models return it."""
+        """The inverse of `by_sample`. The result is contiguous, like the results of models."""
         value = value if self.count is None else value.flatten(0, 1)
         return value.movedim(0, self.axis).contiguous()
 
@@ -57,16 +57,16 @@ class OutputForm:
 
     Attributes:
         parts: The outputs in the order in which the model returns them. Outputs in dictionaries and
-            named tuples are named by their keys and fields, other outputs are numbered from "0". A
+            named tuples have their keys and fields as names. Other outputs are numbered from "0". A
             single tensor has the name "".
-        left_out: For each other value, by name, the reason why it is not an output.
-        in_training: If there is one output, but the model returns more values in training mode: the
-            name of this output among these values.
-        in_one_mode: If the outputs have keys: those names in `left_out` that the model returns only
-            in training or only in inference.
-        rows: Where the samples are in each output whose first axis is not the batch.
-        integers: The type of each output that is not a float; it is packed as float32.
-        fixed: The outputs that have no axis for the batch. They are repeated for each sample.
+        left_out: For each returned value that is not an output, by name, the reason.
+        in_training: Set if there is one output but the model returns several values in training
+            mode: the name of the output among these values.
+        in_one_mode: Set if the outputs have keys: the names in `left_out` that the model returns
+            only in training or only in inference.
+        rows: The axis of the samples, for each output whose first axis is not the batch.
+        integers: The type of each output that is not a float. Such an output is packed as float32.
+        fixed: The outputs without an axis for the batch. Each is repeated for every sample.
     """
 
     parts: tuple[Part, ...]
@@ -83,11 +83,11 @@ class OutputForm:
 
     @property
     def packed(self) -> tuple[Part, ...]:
-        """The outputs that are packed into one; empty if there is only one output."""
+        """The outputs that are packed into one. Empty if there is only one output."""
         return self.parts if len(self.parts) > 1 else ()
 
     def pack(self, returned: object, rows: int | SymInt) -> object:
-        """The only output in the value that the model returns for `rows` samples, or all packed."""
+        """Take the only output from the model's result for `rows` samples, or pack all outputs."""
         values = dict(named_values(returned))
         if not self.parts and len(values) < 2:  # a later check of the output names the problem
             return next(iter(values.values()), returned)
@@ -137,8 +137,8 @@ SINGLE = OutputForm(())
 def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) -> OutputForm:
     """Find the outputs in the value that a model returns for a batch of `rows` samples.
 
-    Outputs in which the batch is not the first axis are left out. They are kept in two cases: no
-    other output has a batch, or the user's own loss takes everything that the model returns.
+    An output whose first axis is not the batch is left out. There are two exceptions: if no other
+    output has a batch, or if the user's own loss takes everything that the model returns.
 
     Examples:
         >>> x = torch.zeros(5, 3)
@@ -177,7 +177,7 @@ def output_form(returned: object, rows: int | SymInt, own_loss: bool = False) ->
 def named_values(returned: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """All values in nested dictionaries, tuples and lists, with names such as `boxes.0`.
 
-    The output of a model of `transformers` is only its `logits`, if it has them.
+    If a model of `transformers` returns `logits`, these are its only output.
     """
     items: list[tuple[str, object]]
     if isinstance(returned, Mapping):
@@ -217,7 +217,7 @@ def is_fixed(value: Tensor, rows: int | SymInt) -> bool:
 
 
 def rows_of(value: Tensor, rows: int | SymInt) -> Rows | None:
-    """Where `value` holds a batch of `rows` samples; None if no axis, or several, depend on it."""
+    """The axis of a batch of `rows` samples in `value`. None unless exactly one axis fits."""
     if _count(value.shape[0], rows) == 1 and all(isinstance(n, int) for n in value.shape[1:]):
         return FIRST
     found = [axis for axis, size in enumerate(value.shape) if _count(size, rows)]
@@ -239,7 +239,7 @@ def _count(size: int | SymInt, rows: int | SymInt) -> int:
 
 
 def names_in_both(first: OutputForm, second: OutputForm) -> tuple[str, ...]:
-    """The outputs that are keys and have the same shape in both forms; none if all are numbered."""
+    """The outputs with keys that have the same shape in both forms. Empty if all are numbered."""
     return tuple(
         part.name for part in first.parts if part in second.parts and not part.name[:1].isdigit()
     )
@@ -248,10 +248,10 @@ def names_in_both(first: OutputForm, second: OutputForm) -> tuple[str, ...]:
 def return_packed_output(
     model: nn.Module, only: Collection[str] | None = None, own_loss: bool = False
 ) -> list[OutputForm]:
-    """Make `model` take one tensor and return one tensor: its only output, or all outputs packed.
+    """Make `model` return one tensor for one tensor: its only output, or all outputs packed.
 
-    Call it with a copy. With `only`, the model returns the outputs of these names alone; `own_loss`
-    as in `output_form`.
+    Call this with a copy of the model. If `only` is given, the model returns only the outputs with
+    these names. `output_form` describes `own_loss`.
 
     Returns:
         A list that gets the form of the outputs when the model runs.

@@ -26,7 +26,7 @@ NUMBERS_OF_SAMPLES = (
 def run_original(
     model: nn.Module, x: Tensor, outputs: OutputForm, draws: SeededBernoulli
 ) -> Tensor:
-    """The outputs of `model` for `x` as one tensor. Raises ModelError unless finite and float32."""
+    """The outputs of `model` for `x` as one tensor. ModelError unless it is finite and float32."""
     try:
         with draws.again(), uniform_draws(), as_on_devices(), python_draws(model):
             output = outputs.pack(sized(model, x)(x), len(x))
@@ -49,7 +49,7 @@ def run_original(
 def sized(model: nn.Module, x: Tensor) -> nn.Module:
     """Set attributes of `model`, such as `batch_size`, to the number of samples of `x`.
 
-    `model` is a copy.
+    Pass a copy of the model.
     """
     set_batch_size(model, len(x))
     return model
@@ -75,7 +75,7 @@ def original_gradients(output: Tensor, weight: Tensor, leaves: Iterable[Tensor])
 
 
 def check_finite(values: Tensor, what: str) -> None:
-    """Raise ModelError if the model's own output or gradient holds nan or infinity."""
+    """Raise ModelError if the model's own output or gradient contains nan or infinity."""
     if torch.isneginf(values).any() and not (torch.isnan(values) | torch.isposinf(values)).any():
         raise ModelError(
             "The model's {what} on a batch of random samples contains minus infinity. It must be "

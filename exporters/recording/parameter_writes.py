@@ -1,6 +1,6 @@
-"""Takes the writes of a model into its own parameters out of its graph.
+"""Moves a model's writes into its own parameters out of the model's graph.
 
-The writes must come before all uses, and may read only parameters and constants. Then a step can
+The writes must come before all uses, and may read only parameters and constants. So a step can
 compute the changed parameters first; see `programs/changed_parameters.py`.
 """
 
@@ -20,11 +20,11 @@ aten = torch.ops.aten
 
 
 def take_out_writes(graph: GraphModule, trained: Collection[str]) -> None:
-    """Move the writes into the parameters in `trained` from `graph` to a graph of their own.
+    """Move the writes into the parameters in `trained` from `graph` to a separate graph.
 
     Raises:
-        ModelError: A new value depends on samples or random numbers, or on a tensor that changes
-            in each step. Or the model reads a parameter before its last write.
+        ModelError: A new value depends on samples, on random numbers or on a tensor that changes in
+            each step. Or the model reads a parameter before the last write into it.
     """
     nodes = graph.graph.nodes
     stores = {
@@ -88,7 +88,7 @@ def graph_of_writes(
 
 
 def last_value(store: Node) -> Node:
-    """The value that the nodes after the write read; `store` saves it without its gradient."""
+    """The value that the nodes after the write read. `store` saves it without its gradient."""
     value = store.args[1]
     assert isinstance(value, Node)
     detached = value.target is aten.detach.default
@@ -96,7 +96,7 @@ def last_value(store: Node) -> Node:
 
 
 def sources_of(value: object) -> set[Node]:
-    """The node `value` and all nodes that it depends on."""
+    """The node `value`, and all nodes on which it depends."""
     found, ahead = set[Node](), [value]
     while ahead:
         node = ahead.pop()
@@ -113,9 +113,9 @@ def running_statistics(graph: GraphModule) -> set[str]:
 
 
 def check_attributes(changed: Mapping[str, Tensor]) -> None:
-    """Raise ModelError if `forward` has noted a tensor as an attribute of a parameter.
+    """Raise ModelError if `forward` has stored a tensor as an attribute of a parameter.
 
-    Binarized networks store the unchanged weight in this way. A recording would lose it.
+    Binarized networks store the unchanged weight in this way. A recording would lose this tensor.
     """
     for name, parameter in changed.items():
         for attribute, value in vars(parameter).items():

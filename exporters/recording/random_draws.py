@@ -1,7 +1,7 @@
-"""Detects random numbers that a model draws without torch while it is recorded.
+"""Detects whether a model draws random numbers without torch while it is recorded.
 
-A recording would repeat the results of such draws in every step. Draws of single numbers are
-recorded, see `replacements/python_draws.py`.
+A recording would repeat the results of such draws in every step. But draws of single numbers are
+recorded correctly, see `replacements/python_draws.py`.
 """
 
 import pickle
@@ -33,7 +33,8 @@ class RandomDraws(TorchFunctionMode):
     """Context that detects draws by torch's functions, and by numpy's and Python's generators.
 
     Attributes:
-        line: The user's line with the last call of a function such as `torch.rand`; or empty.
+        line: The user's line with the last call of a function such as `torch.rand`. Empty if there
+            is none.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -56,7 +57,7 @@ class RandomDraws(TorchFunctionMode):
 
 
 def generator_states(module: nn.Module) -> list[object]:
-    """The states of the generators of numpy and of Python: global ones and those of `module`."""
+    """The states of all generators of numpy and Python, both global and in `module`."""
     numpys = np.random.get_state(legacy=False)
     assert isinstance(numpys, dict)
     spaces = [*map(vars, module.modules()), *map(vars, modules_of(module))]
@@ -93,7 +94,7 @@ def draws_outside_torch(line: str) -> ModelError:
 def line_of_draw(run: Callable[[], object]) -> str:
     """The first user's line that draws with numpy's or Python's generator while `run` runs.
 
-    This is slow: Python reports each call. Errors of `run` are ignored.
+    The search is slow, because Python reports each call. Errors of `run` are ignored.
     """
     lines: list[str] = []
 

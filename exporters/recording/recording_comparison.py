@@ -1,4 +1,4 @@
-"""Compares the outputs and gradients of a recording with those of the recorded model."""
+"""Compares a recording with the recorded model: outputs and gradients."""
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -47,10 +47,10 @@ WIDE = 1000.0
 
 
 def check_recording(model: nn.Module, captured: Captured) -> None:
-    """Compare outputs and gradients of `model` with those of its recording, on random samples.
+    """Compare `model` with its recording on random samples: outputs and gradients.
 
-    Recording follows operators. Recording does not see code outside of operators, for example a
-    custom backward pass.
+    A recording contains only operators. It does not contain other code, for example a custom
+    backward pass.
 
     Raises:
         ModelError: The results differ, or the model itself fails or is not finite.
@@ -63,10 +63,10 @@ def check_recording(model: nn.Module, captured: Captured) -> None:
 
 
 def draws_of(graph: GraphModule) -> list[SeededBernoulli]:
-    """The contexts for draws with which `graph` is compared with its model.
+    """The contexts that fix the random draws when `graph` is compared with its model.
 
-    If `graph` chooses between paths, the model draws only on the path that it takes. Then all draws
-    of one shape are equal, once small and once large.
+    If `graph` chooses between paths, the model draws only on the path that it takes. So all draws
+    of one shape are made equal: small in one comparison, and large in another.
     """
     if graph.meta.get(CUTS):
         return []  # `cut_check.py` compares it
@@ -83,7 +83,7 @@ def check_graph(
     draws: SeededBernoulli,
     x: Tensor | None = None,
 ) -> None:
-    """Compare one graph of a recording with its model, for the samples `x` or for random ones.
+    """Compare one graph of a recording with its model, for the samples `x` or random samples.
 
     Raises ModelError like `check_recording`.
     """
@@ -114,7 +114,7 @@ def check_graph(
 
 
 def recording_differs(what: str) -> ModelError:
-    """The error for a recording with another output or gradient than its model."""
+    """The error for a recording whose output or gradient differs from the model."""
     return ModelError(
         "The recorded model has a different {what} than the model itself. Hooks that change "
         "gradients, an embedding's max_norm and a custom backward pass cannot be exported; remove "
@@ -132,12 +132,12 @@ def original_results(
     generator: torch.Generator,
     draws: SeededBernoulli,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], bool]:
-    """The output of `model` for `x`, gradients by parameter, and its tensors afterwards.
+    """The output of `model` for `x`, its gradients by parameter, and its tensors after the run.
 
-    The last value says whether the model has functions with own gradients.
+    The last value tells whether the model has functions with their own gradients.
 
-    The gradients are of one number: the sum of all output numbers, each times a random weight. They
-    are computed only in training mode.
+    The gradients are those of one number: the sum of all numbers of the output, each multiplied by
+    a random weight. Gradients are computed only in training mode.
     """
     # A copy: running the model updates the statistics of its batch norms.
     training = graph is captured.training
@@ -209,9 +209,9 @@ def recorded_results(
 ) -> tuple[Tensor, float]:
     """The output of the recording, and the error of its gradients; see `original_results`.
 
-    Each gradient is compared with that in `references` as soon as it is computed, and then
-    released. All gradients together would take as much memory as the model. Removes all entries of
-    `references`.
+    Each gradient is compared with its entry in `references` as soon as it is computed, and then
+    released. Otherwise all gradients together would take as much memory as the model. Removes all
+    entries of `references`.
     """
     tensors = {n: v.detach() for n, v in captured.tensors.items()}
     tensors |= {n: v.clone() for n, v in tensors.items() if n in captured.buffers}
@@ -243,9 +243,9 @@ def recorded_results(
 def check_state(
     model: nn.Module, own: Mapping[str, Tensor], recorded: Mapping[str, Tensor]
 ) -> None:
-    """Raise ModelError if `model` has changed one of its `own` tensors, but its recording has not.
+    """Raise ModelError if `model` has changed one of its `own` tensors but its recording has not.
 
-    A recording does not follow an assignment of a new tensor, such as `self.mean = new`.
+    A recording does not contain the assignment of a new tensor, such as `self.mean = new`.
     """
     for name, after in recorded.items():
         value = own.get(name)
@@ -284,7 +284,7 @@ def check_repeated_changes(captured: Captured) -> None:
 
 
 def check_rows(captured: Captured) -> None:
-    """Raise ModelError if an output that joins batch and steps does not keep a sample together."""
+    """Raise ModelError if an output that joins batch and steps does not keep samples together."""
     rows, shapes = captured.outputs.rows, {p.name: p.shape for p in captured.outputs.parts}
     joined = [shapes[name] for name, place in rows.items() if place.count is not None]
     if not joined:
@@ -322,12 +322,12 @@ def predicted(captured: Captured, x: Tensor) -> Tensor:
 
 
 def random_like(output: Tensor, generator: torch.Generator) -> Tensor:
-    """Random numbers in the shape of `output`, the same at every call."""
+    """Random numbers in the shape of `output`. Every call returns the same numbers."""
     return torch.randn(output.shape, generator=generator.manual_seed(1))
 
 
 def total_norm(values: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all `values` together."""
+    """The Euclidean norm of all numbers in `values`."""
     return math.sqrt(sum(float(value.detach().norm()) ** 2 for value in values))
 
 
@@ -345,10 +345,11 @@ def random_samples(
 
 
 def check_ids(model: nn.Module, captured: Captured) -> None:
-    """Raise ModelError if the samples may hold ids that the model does not have.
+    """Raise ModelError if the samples may contain ids that the model does not have.
 
     Some models use numbers of their samples as ids. Random samples may have valid ids by chance, so
-    both ends of the range are tried. Without a range, samples of large numbers are tried.
+    samples at both ends of the range are tried. Without a range, samples of large numbers are
+    tried.
     """
     tried = list[Tensor]()
     if captured.input_range:

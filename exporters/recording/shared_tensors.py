@@ -1,7 +1,7 @@
 """Tensors with shared memory: tensors with several names, and the parameters of a model's copy.
 
 A model may have a tensor under several names, such as the weight of tied layers. All other modules
-know such a tensor only by its first name.
+use only the first name of such a tensor.
 """
 
 import copy
@@ -19,7 +19,7 @@ COPIED = (nn.Module, Tensor, list, dict)
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Map each name to the first name of its tensor.
 
-    Two names belong to the same tensor if they refer to the same numbers in memory.
+    Two names refer to the same tensor if the numbers are at the same place in memory.
 
     Args:
         tensors: Tensors by name, for example a state dict.
@@ -55,8 +55,9 @@ def tensors_by_all_names(model: nn.Module) -> dict[str, Tensor]:
 def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
     """Copy `model`, but share the numbers of its parameters.
 
-    Running the copy may change buffers, such as the statistics of batch norms, and the parameters
-    in `changing`, so these are copied. `Captured.changed` has the trained ones that it may change.
+    A run of the copy may change buffers, such as the statistics of batch norms, and the parameters
+    in `changing`, so these are copied. `Captured.changed` has the trained parameters that a run may
+    change.
     """
     parameters = {
         id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
@@ -77,7 +78,7 @@ def twin_of(model: nn.Module, changing: Container[str] = ()) -> nn.Module:
 
 
 def bind_functions(space: dict[Any, Any], copies: Mapping[int, Any]) -> None:
-    """Let functions in `space`, such as hooks, read `copies` of the objects in their closures.
+    """Let the functions in `space`, such as hooks, read the `copies` of objects in their closures.
 
     `copy.deepcopy` does not copy functions.
     """
@@ -89,7 +90,7 @@ def bind_functions(space: dict[Any, Any], copies: Mapping[int, Any]) -> None:
 
 
 def bound(function: FunctionType, copies: Mapping[int, Any]) -> FunctionType:
-    """A copy of `function` that reads the `copies` of objects, which have the objects' ids."""
+    """A copy of `function` that reads the copies of objects. `copies` has them by object id."""
 
     def copy_of(value: Any) -> Any:
         if isinstance(value, FunctionType):
@@ -118,7 +119,7 @@ def bound(function: FunctionType, copies: Mapping[int, Any]) -> FunctionType:
 def kept_tensors(model: nn.Module) -> set[str]:
     """The first names of the float tensors that are saved with `model` but not trained.
 
-    A model may change these while it trains, for example to keep averages.
+    A model may change these tensors while it trains, for example to compute averages.
     """
     first, saved = first_names(tensors_by_all_names(model)), model.state_dict()
     return {

@@ -1,4 +1,4 @@
-"""Runs `torch.export` on a user's code, a model or a loss. Errors name what stops the recording."""
+"""Runs `torch.export` on a user's model or loss. Errors name the code that stops the recording."""
 
 import logging
 import warnings
@@ -88,17 +88,17 @@ def exported(
     """The ATen graph of `module` for any number of rows of the `example`.
 
     The graph writes in place only into own tensors of the module. If the code decides by values,
-    the graph computes all paths and chooses.
+    the graph computes all paths and selects one result.
 
     Args:
-        module: The module; it stays unchanged.
+        module: The module. It stays unchanged.
         kept: The names of the own tensors that may change.
-        example: Its inputs.
+        example: Example inputs of the module.
         mode: A further context for the code.
 
     Raises:
-        ModelError: No graph can express the code, and the reason is known. Other errors of the code
-            and of torch are raised unchanged.
+        ModelError: A graph cannot represent the code, and the reason is known. Other errors of the
+            code and of torch are raised unchanged.
     """
     draws, sizes, values = RandomDraws(module), FixedSizes(), KnownValues(module)
     cuts, more = CutSequences(), [] if mode is None else [mode]

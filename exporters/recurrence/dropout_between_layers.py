@@ -1,7 +1,7 @@
-"""Splits recurrent layers with dropout between them into single layers and ordinary dropouts.
+"""Splits recurrent operators with dropout between layers into single layers and dropouts.
 
-Dropouts of a graph get their masks from the device's seed. As in PyTorch, a mask has the axes
-(time, batch, features).
+The masks of a graph's dropouts are computed from the device's seed. As in PyTorch, a mask has the
+axes (time, batch, features).
 """
 
 import operator
@@ -40,9 +40,9 @@ class SingleLayers:
         self._graph, self._node = graph, node
 
     def results(self) -> list[Node]:
-        """Add the layers to the graph, and return the same results as the replaced operator.
+        """Add the layers to the graph, and return the results of the replaced operator.
 
-        These are the output sequence of the last layer, then the final states of every layer.
+        The results are the output sequence of the last layer, then the final states of every layer.
         """
         arguments: Any = self._node.args
         x, states, params, biases, count, rate, train, both, batch_first, *lengths = arguments

@@ -1,8 +1,8 @@
 """Defines an operator for loops over time, so that a recurrence of any length is one node.
 
 `edgetailor::loop` runs a named step along the first axis of its inputs. The step is a plain
-function of tensors, written once. Here the step runs in a Python loop; writers turn it into the
-body of their runtime's loop. `Step` lists the requirements for such a function.
+function of tensors, written once. Here the step runs in a Python loop. Writers turn the step into
+the body of their runtime's loop. `Step` lists the requirements for such a function.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ class Loop:
     """The arguments and results of one run of a loop.
 
     Attributes:
-        states: First states; each step replaces them.
+        states: First states. Each step replaces the states.
         inputs: Tensors (T, ...); each step reads one row of each.
         constants: Tensors that every step reads.
         results: Last states, then outputs (T, ...).
@@ -45,9 +45,10 @@ class Step:
     Attributes:
         states: Number of states.
         function: Takes (*states, *one row of each input, *constants) and returns (*new states,
-            *outputs). Each result must be a new tensor: neither an argument nor another result.
-        derivative: Takes a loop and the gradients of its results, None for unread results. Returns
-            the gradients of states, inputs and constants, in this order; None for no gradient.
+            *outputs). Each result must be a separate new tensor, and not an argument.
+        derivative: Takes a loop and the gradients of its results, which are None for results that
+            nothing reads. Returns the gradients of states, inputs and constants, in this order.
+            None means no gradient.
     """
 
     states: int
@@ -79,7 +80,7 @@ loop = torch.ops.edgetailor.loop.default
 def run_loop(
     name: str, states: Tensors, inputs: Tensors, constants: Tensors, reverse: bool
 ) -> Tensors:
-    """Run the step `name` for every row of `inputs`; with `reverse`, begin at the last row.
+    """Run the step `name` for every row of `inputs`. With `reverse`, begin at the last row.
 
     In both directions, row t of an output is the result for row t of the inputs.
     """
@@ -111,9 +112,10 @@ def loop_shapes(
 class DifferentiableLoop(_SingleLevelFunction):
     """A loop whose gradient is computed by the `derivative` of its step.
 
-    Gradients registered with `torch.library.register_autograd` do not run under `torch.func`.
-    `torch.func` nests levels of differentiation. As PyTorch's built-in operators do, this class
-    handles one level, and calls the loop again for the levels below.
+    This class is needed because gradients that are registered with
+    `torch.library.register_autograd` do not run under `torch.func`. `torch.func` nests levels of
+    differentiation. Like PyTorch's built-in operators, this class handles one level, and calls the
+    loop again for the levels below.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Speeds up recording of LSTMs: recording needs only the shapes of their results.
+"""Speeds up the recording of LSTMs, which needs only the shapes of their results.
 
-PyTorch finds the shapes by running every step on tensors without data, which takes a minute for
-256 steps.
+PyTorch runs every step on tensors without data to find the shapes. For 256 steps, this takes a
+minute.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,10 @@ SELECTOR = "select_one_layer_lstm_function"
 def empty_layer(
     x: Tensor, state: tuple[Tensor, Tensor], params: Any, has_biases: bool, reverse: bool = False
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the results of one LSTM layer in the right shapes, without computing them.
+    """Return tensors with the shapes of the results of one LSTM layer, without computing results.
 
-    For x (T, B, i) and states (B, h), (B, c): an empty sequence (T, B, h) and copies of the states.
+    For x (T, B, i) and states (B, h), (B, c), the results are an empty sequence (T, B, h) and
+    copies of the states.
     """
     hidden, cell = state
     return hidden.new_empty((x.shape[0], *hidden.shape)), (hidden.clone(), cell.clone())

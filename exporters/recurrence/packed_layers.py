@@ -1,9 +1,9 @@
-"""Operators for recurrent layers over sequences of different lengths, with masks.
+"""Operators for recurrent layers over sequences of different lengths. They use masks.
 
-PyTorch packs such sequences: the number of packed rows depends on the lengths, and graphs have
-fixed shapes. Here the sequences stay padded. After its last step, a sample's states do not change.
-The operators take the arguments of ATen's operators, followed by the number of steps of each
-sample.
+PyTorch packs such sequences, so that the number of rows depends on the lengths. But graphs have
+fixed shapes. So here the sequences stay padded. After its last step, a sample's states do not
+change. The operators take the arguments of ATen's operators, followed by the number of steps of
+each sample.
 """
 
 from collections.abc import Callable, Sequence

@@ -30,7 +30,7 @@ RECURRENT = tuple(STEPS)
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer in one direction: w_x (gates * n, i), w_h (gates * n, n), two biases or none."""
+    """One layer in one direction: w_x (gates * n, i), w_h (gates * n, n), and 0 or 2 biases."""
 
     step: str
     w_x: Tensor
@@ -43,8 +43,8 @@ class Cell:
     ) -> tuple[Tensor, list[Tensor]]:
         """Run the layer over x (T, i, B), starting from states (n, B).
 
-        `mask` is empty, or has one tensor (T, 1, B) with 1 for the steps of each sample, else 0.
-        Returns the hidden states of all steps (T, n, B), and the list of the last states.
+        `mask` is empty or has one tensor (T, 1, B). It is 1 for the steps that a sample has, else
+        0. Returns the hidden states of all steps (T, n, B), and the list of the last states.
         """
         biases = [bias.unsqueeze(1) for bias in self.biases]
         # A GRU multiplies its second bias by r, so that the two cannot be added beforehand.
@@ -71,9 +71,9 @@ def run_recurrent_layers(
 ) -> tuple[Tensor, ...]:
     """Compute `layer`: `aten::lstm`, `aten::gru` or `aten::rnn_*`, with loops over time.
 
-    Other arguments and results are those of the ATen operator: x is (T, B, i), or (B, T, i) if
-    `batch_first`; each state is (layers * directions, B, n). The operators for packed sequences
-    also take the number of steps of each sample, (B,).
+    All other arguments and results are the same as for the ATen operator. x is (T, B, i), or (B, T,
+    i) if `batch_first` is set. Each state is (layers * directions, B, n). The operators for packed
+    sequences also take the number of steps of each sample, (B,).
 
     Raises:
         ExportError: The LSTM has projections.
@@ -114,7 +114,7 @@ def lstm_projections() -> ExportError:
 
 
 def reshape(view: Any, x: Tensor, size: Sequence[int]) -> Tensor:
-    """Reshape `x` like `view`, which may fail for the memory layout of a loop's results."""
+    """Reshape `x`. `view` may fail for the memory layout of a loop's results."""
     return x.reshape(size)
 
 

@@ -1,7 +1,7 @@
 """The forward and backward steps of LSTM, GRU and plain recurrent layers.
 
 All tensors of a step are (features, batch), so that weights are the left factor of every product.
-Runtimes rearrange the right factor before they multiply. Here, the right factor is the smaller
+Runtimes rearrange the right factor before they multiply, and here the right factor is the smaller
 matrix. The gradient of each weight is computed after the loop, as one large product.
 
 In the formulas, primes mark new values, and `d_x` is the gradient of x.
@@ -68,8 +68,8 @@ def lstm_backward(
 ) -> Results:
     """Backward step of an LSTM: gradients of h, c, x and of the sums in the gates.
 
-    `d_h` and `d_c` are the gradients of h' and c'. `rest` is w_x^T (m, 4n) and w_h^T (n, 4n). If
-    the model reads the output h', its gradient (n, B) comes first in `rest`.
+    `d_h` and `d_c` are the gradients of h' and c'. `rest` has w_x^T (m, 4n) and w_h^T (n, 4n). If
+    the model reads the output h', the gradient (n, B) of this output comes first in `rest`.
     """
     *d_output, w_x, w_h = rest
     d_h = d_h + d_output[0] if d_output else d_h
@@ -174,10 +174,10 @@ def plain_derivative(name: str) -> Callable[[Loop, Gradients], Gradients]:
 def run_back(
     name: str, loop_run: Loop, d_states: Gradients, read: list[Tensor], d_read: Gradients
 ) -> list[Tensor]:
-    """Run the backward step `name` in the opposite direction; its outputs are sorted by time.
+    """Run the backward step `name` in the opposite direction. Its outputs are sorted by time.
 
-    `d_states` and `d_read` are the gradients of the last states and of the output h', None for
-    results that nothing reads. `read` has the values that the forward steps kept.
+    `d_states` and `d_read` are the gradients of the last states and of the output h'. They are None
+    for results that nothing reads. `read` has the values that the forward steps have stored.
     """
     states = [or_zeros(d, state) for d, state in zip(d_states, loop_run.states, strict=True)]
     w_x, w_h, *_ = loop_run.constants
@@ -198,7 +198,7 @@ def run_back(
 def masked(step: Step) -> Step:
     """Build a step whose first input is a mask (1, B) of ones and zeros.
 
-    For samples with 0, the step keeps the states, and its first output is 0.
+    If the mask of a sample is 0, its states stay unchanged, and its first output is 0.
     """
 
     def function(*arguments: Tensor) -> Results:
@@ -215,7 +215,7 @@ def masked(step: Step) -> Step:
 
 
 def masked_back(step: Step) -> Step:
-    """Build the backward step of `masked`. For samples with 0, gradients pass unchanged."""
+    """Build the backward step of `masked`. For samples with mask 0, gradients do not change."""
 
     def function(*arguments: Tensor) -> Results:
         d_states, (m, *rest) = arguments[: step.states], arguments[step.states :]

@@ -15,9 +15,10 @@ NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
 
 
 class Replacements(TorchFunctionMode):
-    """Context that calls other functions in place of some functions of torch.
+    """Context that calls other functions instead of some functions of torch.
 
-    Use one context for all replacements: torch passes every call through each active context.
+    Use one context for all replacements, because torch passes every call through each active
+    context.
     """
 
     def __init__(self, replacements: Mapping[Any, Replacement]) -> None:

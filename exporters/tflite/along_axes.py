@@ -56,10 +56,10 @@ def reduction(code: str) -> Single:
 def with_few_axes(
     lowering: Lowering, tensor: Tensor, reduced: Sequence[int]
 ) -> tuple[Tensor, list[int]]:
-    """Merge neighbouring axes of `tensor` that are all reduced or all kept; drop those of size one.
+    """Merge neighbouring axes of `tensor` that are all reduced or all kept. Drop axes of size one.
 
     Returns:
-        The tensor, and which of its axes are to be reduced.
+        The tensor, and the axes of it that must be reduced.
     """
     runs: list[tuple[bool, list[Size]]] = []
     for axis, size in enumerate(tensor.shape):
@@ -73,11 +73,11 @@ def with_few_axes(
 
 
 def reduce_singly(lowering: Lowering, code: str, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-    """Reduce one axis after the other, the last axis first; each reduced axis keeps size 1.
+    """Reduce one axis after the other, starting with the last. Reduced axes stay with size 1.
 
-    XNNPACK (LiteRT's fast library) adds all numbers of a sum to one total and rounds it after each
-    addition. For a sum over all positions of a batch, this error is not negligible: in a ResNet-20,
-    it changes 10 of the six million masks of ReLUs.
+    XNNPACK (LiteRT's fast library) adds all numbers of a sum to one total and rounds the total
+    after each addition. For a sum over all positions of a batch, the rounding error is too large:
+    in a ResNet-20, it changes 10 of the six million masks of ReLUs.
     """
     for axis in reversed(axes):
         sizes = [1 if n == axis else size for n, size in enumerate(tensor.shape)]

@@ -1,4 +1,4 @@
-"""Decompositions of operators that TFLite does not have, into operators that all writers have."""
+"""Decomposes operators that TFLite does not have into operators that all writers have."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def tan(x: Tensor) -> Tensor:
     """tan(x) = sin(r) / cos(r), or -cos(r) / sin(r) for odd n, with r = x - n pi / 2 closest to 0.
 
     cos(x) has an absolute error of about float32's rounding of 1. Near a zero of cos, this is a
-    large relative error, so that sin(x) / cos(x) is inaccurate there.
+    large relative error, so that sin(x) / cos(x) would be inaccurate.
     """
     n = torch.round(x * (2 / math.pi))
     r = x
@@ -68,7 +68,7 @@ def log10(x: Tensor) -> Tensor:
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
     """Move the last `shift` elements of each axis to the front.
 
-    Returns NotImplemented without `axes`, because PyTorch then rolls the flattened tensor.
+    Returns NotImplemented if there are no `axes`, because then PyTorch rolls the flattened tensor.
     """
     if not axes:
         return NotImplemented  # type: ignore[no-any-return]
@@ -83,7 +83,7 @@ def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int] = ()) -> Tensor:
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal with column - row = `offset`, as the last axis.
 
-    All other elements are set to 0, and the rows are then summed.
+    All other elements are set to 0, and then the rows are summed.
     """
     moved = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = moved.shape[-2:]
@@ -97,7 +97,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Windows of `size` elements along `dim`, `step` apart; their elements are the last axis."""
+    """Windows of `size` elements along `dim`, `step` apart. Their elements are the last axis."""
     count = (int(x.shape[dim]) - size) // step + 1
     return torch.stack([cut(x, dim, position, step, count) for position in range(size)], -1)
 
@@ -105,7 +105,7 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
     """Pad the last axes with mirror images, which do not repeat the elements at the ends.
 
-    `padding` is (front, behind) of the last axis, then of the axis before it. Returns
+    `padding` is (front, behind) of the last axis, then of the second-last axis. Returns
     NotImplemented for a negative width.
     """
     if min(padding) < 0:
@@ -123,7 +123,7 @@ def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
 
 
 def reflection_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """Mirror the gradient of the padding back and add it; `padding` is as in `reflection_pad`."""
+    """Mirror the gradient of the padding back and add it. `reflection_pad` describes `padding`."""
     if min(padding) < 0:
         return NotImplemented  # type: ignore[no-any-return]
     for number, (front, behind) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
@@ -233,7 +233,7 @@ def fmod(x: Tensor, y: Tensor | float) -> Tensor:
 
 
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """`source` with the shape and type of `x`."""
+    """Return `source` with the shape and type of `x`."""
     return source.to(x.dtype).expand(x.shape)
 
 

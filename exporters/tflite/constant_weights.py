@@ -1,7 +1,7 @@
-"""TFLite graphs that hold their weights. Values that depend only on constants are precomputed.
+"""TFLite graphs that contain their weights. Values that depend only on constants are precomputed.
 
-A convolution with constant weights is a single operator, which XNNPACK (LiteRT's fast library) runs
-fastest. The scale and shift of a batch norm become part of the convolution's weights. A ReLU
+With constant weights, a convolution is a single operator, and XNNPACK (LiteRT's fast library) runs
+it fastest. The scale and shift of a batch norm become part of the convolution's weights. A ReLU
 becomes part of the operator before it.
 """
 
@@ -63,12 +63,12 @@ class FoldingSubgraph(Subgraph):
         return super().several(code, inputs, results, options, **settings)
 
     def value(self, tensor: Tensor) -> np.ndarray | None:
-        """The numbers of a constant; None for another tensor."""
+        """The numbers of a constant. None for other tensors."""
         return array(self, tensor.index)
 
 
 def array(graph: Subgraph, index: int) -> np.ndarray | None:
-    """The numbers of the constant at `index`; None if that tensor is computed or given."""
+    """The numbers of the constant at `index`. None if this tensor is computed or an input."""
     data, shape = graph.data[index], graph.shapes[index]
     if data is None or any(open_size(size) for size in shape):
         return None

@@ -1,4 +1,4 @@
-"""Lowering of operators that create constants and ranges; a range may depend on the batch."""
+"""Lowering of operators that create constants and ranges. A range may depend on the batch."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def scalar_tensor(lowering: Lowering, number: Number, **options: object) -> Valu
 def arange(
     lowering: Lowering, start: Number, end: Any, step: Number = 1, **options: object
 ) -> Value:
-    """Numbers from `start` up to `end`, `step` apart; `end` may be a multiple of the batch size."""
+    """Numbers from `start` up to `end`, `step` apart. `end` may be a multiple of the batch size."""
     if all(isinstance(n, int | float) for n in (start, end, step)):
         numbers = np.arange(start, end, step).astype(lowering.dtype)
         return Value.plain(lowering.graph.constant(numbers))

@@ -30,9 +30,9 @@ def convolution(
 ) -> Value:
     """A convolution with one or two spatial dimensions.
 
-    The convolution has one group, or one group per input channel: `grouped_convolutions.py`
-    rewrites other convolutions. Padding is a separate operator, unless TFLite's SAME is the same
-    padding and the weights are constants.
+    The convolution has one group, or one group for each input channel: `grouped_convolutions.py`
+    rewrites other convolutions. Padding is a separate operator. But if the weights are constants
+    and the padding equals TFLite's SAME, SAME is used.
     """
     if transposed or len(x.shape) not in (3, 4):
         raise UnsupportedError("a transposed or three-dimensional convolution")
@@ -71,8 +71,8 @@ def convolution(
 def is_same(size: int, kernel: int, stride: int, dilation: int, padding: int) -> bool:
     """Whether `padding` on both sides of an axis of `size` pixels equals TFLite's SAME padding.
 
-    SAME gives ceil(size / stride) results. SAME pads only as much as these results need, half of
-    the padding in front.
+    SAME gives ceil(size / stride) results. SAME pads only as much as these results need, with half
+    of the padding in front.
     """
     span = (kernel - 1) * dilation + 1
     count = -(-size // stride)
@@ -89,7 +89,7 @@ def constant_convolution(
     result: Sequence[Size],
     scheme: int,
 ) -> Tensor:
-    """The convolution of an image with constant weights; `scheme` is TFLite's padding."""
+    """The convolution of an image with constant weights. `scheme` is TFLite's padding."""
     outputs = int(result[1])
     return lowering.emit(
         "CONV_2D",
@@ -142,9 +142,9 @@ def convolution_by_rows(
     """A convolution as one matrix product for each row of its kernel.
 
     `image` is (N, H, W, I), `filters` (kh, kw, I, O). The kw slices of the image that one kernel
-    row reads are concatenated along the channels. TFLite's own convolution is several times slower
-    if the weights are not constants, because XNNPACK (LiteRT's fast library) then rejects this
-    convolution. XNNPACK runs the products of this function instead.
+    row reads are concatenated along the channels. If the weights are not constants, XNNPACK
+    (LiteRT's fast library) rejects TFLite's own convolution, which is then several times slower.
+    XNNPACK accepts the products of this function.
     """
     batch, high, wide = result
     rows, columns, _, outputs = filters.shape
@@ -184,9 +184,9 @@ def convolution_in_one_product(
 ) -> Tensor:
     """A convolution of vertical stride 1 as one product for all rows of its kernel.
 
-    `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O). The product holds, for every line, the
-    results of all kh kernel rows. Line h of the convolution is the sum, over the kernel rows r, of
-    the result of row r at line h + r dilation.
+    `strip` is (N, lines, W, kw I), `filters` (kh, kw, I, O). For every line, the product contains
+    the results of all kh kernel rows. Line h of the convolution is a sum over the kernel rows r:
+    each row r contributes its result at line h + r dilation.
     """
     batch, high, wide = result
     rows, columns, inputs, outputs = (int(n) for n in filters.shape)

@@ -46,8 +46,8 @@ def apply(
 ) -> Value:
     """Emit the operator `code` on `values`, broadcast against each other, in one common layout.
 
-    The layout is that of the largest value. If several values are equally large, the layout of
-    images is used. Converting the other values costs nothing if they are vectors.
+    The layout is the layout of the largest value. If several values are equally large, the layout
+    of images is used. If the other values are vectors, their conversion takes no time.
     """
     lead = max(values, key=lambda value: (elements(value), value.order == IMAGE))
     rank = max(len(v.stored_shape) for v in values)
@@ -85,7 +85,7 @@ def unexpanded(value: Value) -> Value:
 
 
 def aligned(lowering: Lowering, value: Value, order: tuple[int, ...]) -> Tensor:
-    """The tensor of `value` in the layout `order`; missing leading axes are added."""
+    """The tensor of `value` in the layout `order`. Missing leading axes are added."""
     if not value.order:
         return value.tensor
     if len(value.order) < len(order):
@@ -95,7 +95,7 @@ def aligned(lowering: Lowering, value: Value, order: tuple[int, ...]) -> Tensor:
 
 
 def broadcast(shapes: Sequence[Sequence[Size]], rank: int) -> tuple[Size, ...]:
-    """The shape that `shapes` broadcast to."""
+    """The common shape to which `shapes` broadcast."""
     padded = [(*[1] * (rank - len(shape)), *shape) for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
 
@@ -130,14 +130,14 @@ def binary(code: str, options: str | None, dtype: str | None = None) -> Single:
 
 
 def numeric(lowering: Lowering, operand: Any, dtype: str) -> Any:
-    """Cast a value to `dtype`, where true becomes 1; return other operands unchanged."""
+    """Cast a value to `dtype`. True becomes 1. Return other operands unchanged."""
     if isinstance(operand, Value) and operand.tensor.dtype != dtype:
         return apply(lowering, "CAST", [operand], "CastOptions", dtype)
     return operand
 
 
 def typed(lowering: Lowering, operand: Any, dtype: str) -> Value:
-    """Return `operand` as a value; a number that depends on the batch is computed at run time."""
+    """Return `operand` as a value. A number that depends on the batch is computed at run time."""
     if isinstance(operand, Value):
         return operand
     if not isinstance(operand, bool | int | float):
@@ -156,7 +156,7 @@ def unary(code: str, options: str | None = None) -> Single:
 
 
 def sign(lowering: Lowering, x: Value) -> Value:
-    """-1, 0 or 1; LiteRT computes the sign for floats alone."""
+    """-1, 0 or 1. LiteRT computes the sign only for floats."""
     if x.tensor.dtype == "float32":
         return apply(lowering, "SIGN", [x])
     kind = x.tensor.dtype
@@ -165,7 +165,7 @@ def sign(lowering: Lowering, x: Value) -> Value:
 
 
 def power(lowering: Lowering, x: Value, exponent: Number) -> Value:
-    """x^exponent; a square is a product, and a square root has its own operator."""
+    """x^exponent. A square is a product, and a square root has its own operator."""
     if exponent == 2:
         return apply(lowering, "MUL", [x, x], "MulOptions")
     if exponent == 0.5:
@@ -179,7 +179,7 @@ def reciprocal(lowering: Lowering, x: Value) -> Value:
 
 
 def where(lowering: Lowering, condition: Value, a: Value, b: Value) -> Value:
-    """Elements of `a` where the condition is true, elements of `b` elsewhere."""
+    """Elements of `a` at positions at which the condition is true, otherwise elements of `b`."""
     return apply(lowering, "SELECT_V2", [condition, a, b], "SelectV2Options", a.tensor.dtype)
 
 
@@ -210,7 +210,7 @@ def erf(lowering: Lowering, x: Value) -> Value:
 
 
 def divide(lowering: Lowering, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
-    """a / b, rounded down if `rounding_mode` is "floor". Decompositions express "trunc" by "floor".
+    """a / b. If `rounding_mode` is "floor", it is rounded down. Decompositions replace "trunc".
 
     TFLite divides integers as int32.
     """
@@ -229,7 +229,7 @@ RANGES: dict[tuple[Number | None, Number | None], str] = {(-1, 1): "RELU_N1_TO_1
 def clamp(
     lowering: Lowering, x: Value, low: Number | None = None, high: Number | None = None
 ) -> Value:
-    """`x` clamped to [low, high]; None means no limit. TFLite has operators for some ranges."""
+    """`x` clamped to [low, high]. None means no limit. TFLite has operators for some ranges."""
     if x.tensor.dtype == "float32" and (low, high) in RANGES:
         return apply(lowering, RANGES[low, high], [x])
     for code, bound in (("MAXIMUM", low), ("MINIMUM", high)):
@@ -240,7 +240,7 @@ def clamp(
 
 
 def relu(lowering: Lowering, x: Value) -> Value:
-    """max(x, 0); returns `x` if it is the result of another RELU."""
+    """max(x, 0). If `x` is the result of another RELU, it is returned."""
     if x.tensor.index in lowering.rectified:
         return x
     result = apply(lowering, "RELU", [x])
@@ -262,7 +262,7 @@ def greater(lowering: Lowering, a: Any, b: Any) -> Value:
 
 
 def cast(lowering: Lowering, x: Value, **options: object) -> Value:
-    """Cast `x` to the node's type. Other options, such as a device, do not apply to a graph.
+    """Cast `x` to the node's type. Other options, such as a device, have no meaning in a graph.
 
     XNNPACK (LiteRT's fast library) has no comparisons. So a comparison a > b that is cast to
     float32 is computed as ceil(min(relu(a - b), 1)).

@@ -41,8 +41,8 @@ def exposed_values(
 def with_outputs(data: bytes, subgraph: schema.SubGraph, indices: Sequence[int]) -> bytes:
     """Return the file `data`, changed so that `subgraph` also returns the tensors at `indices`.
 
-    The longer list of outputs is appended to the file. The reference to the old list is changed so
-    that it points to the new list. Parsing and writing the whole file would take seconds.
+    The new list of outputs is appended to the file, and the reference to the old list is changed to
+    the new list. To parse and write the whole file would take seconds.
     """
     outputs = dict.fromkeys([*subgraph.OutputsAsNumpy().tolist(), *indices])
     field = subgraph._tab.Pos + subgraph._tab.Offset(OUTPUTS)

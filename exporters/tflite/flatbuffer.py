@@ -87,9 +87,10 @@ class Subgraph:
         options: str | None = None,
         **settings: object,
     ) -> Tensor:
-        """Add the operator `code`; return its output, which has the type `dtype` and `shape`.
+        """Add the operator `code`, and return its output with the type `dtype` and `shape`.
 
-        `options` names the schema's options table, `settings` are its fields.
+        `options` is the name of the options table in the schema. `settings` are the fields of this
+        table.
         """
         return self.several(code, inputs, [(dtype, shape)], options, **settings)[0]
 
@@ -101,7 +102,7 @@ class Subgraph:
         options: str | None = None,
         **settings: object,
     ) -> list[Tensor]:
-        """Add an operator with several outputs; `results` are their types and shapes."""
+        """Add an operator with several outputs, whose types and shapes are in `results`."""
         kinds = tuple((dtype, tuple(shape)) for dtype, shape in results)
         key = (code, tuple(t.index for t in inputs), kinds, tuple(settings.items()))
         # A result with an open size can be large, so it is computed again instead of kept in
@@ -121,7 +122,7 @@ class Subgraph:
         return self._outputs[key]
 
     def call(self, part: "Subgraph", inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Add an IF whose two branches are both `part`; return the outputs of `part` for `inputs`.
+        """Add an IF with `part` as both branches. Return the outputs of `part` for `inputs`.
 
         IF is TFLite's only operator that runs a subgraph on its caller's memory.
         """
@@ -139,7 +140,7 @@ class Subgraph:
     def pruned(self) -> "tuple[Subgraph, dict[int, int]]":
         """Copy the subgraph without the operators and tensors that no output needs.
 
-        Returns the copy, and a map from the old to the new index of each tensor in it.
+        Returns the copy, and a map from the old index to the new index of each copied tensor.
         """
         needed = {t.index for t in (*self.inputs.values(), *self.outputs.values())}
         operators = []
@@ -250,7 +251,7 @@ def operator_code(code: int) -> Any:
 
 
 def buffer_of(data: bytes, buffers: list[Any], stored: dict[bytes, int]) -> int:
-    """The index of `data` in the file's `buffers`, to which it is added if needed."""
+    """The index of `data` in the file's `buffers`. If needed, `data` is added to the buffers."""
     if data not in stored:
         table = schema.BufferT()
         table.data = np.frombuffer(data, np.uint8)

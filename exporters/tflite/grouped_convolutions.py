@@ -1,4 +1,4 @@
-"""Grouped convolutions whose number of operators does not grow with the number of groups."""
+"""Writes grouped convolutions with a number of operators that does not grow with the groups."""
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ aten = torch.ops.aten
 def convolution_for_products(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int] | None
 ) -> Tensor:
-    """Rewrite transposed and grouped convolutions; NotImplemented for kinds that TFLite has.
+    """Rewrite transposed and grouped convolutions. NotImplemented for kinds that TFLite has.
 
-    TFLite has convolutions of one group, and of one input channel per group.
+    TFLite has convolutions with one group, and convolutions with one input channel per group.
     """
     if output_padding is not None:
         return untransposed(x, weight, bias, window, output_padding)
@@ -70,7 +70,7 @@ def grouped_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
 def depthwise_weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window) -> Tensor:
     """dW of a convolution with one input channel per group: a sum of products per kernel element.
 
-    A matrix product per channel would make the graph grow with the number of channels.
+    With one matrix product per channel, the graph would grow with the number of channels.
     """
     outputs, _, rows, columns = weight.shape
     samples, channels = x.shape[:2]

@@ -26,7 +26,7 @@ def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) 
 
 
 def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """ATen's indexing with index tensors for adjacent axes; None selects a whole axis."""
+    """ATen's indexing with index tensors for adjacent axes. None selects a whole axis."""
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):
         raise UnsupportedError("indices of axes that are not adjacent")
@@ -74,10 +74,10 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """`x` with `values` at the positions `indices` of adjacent axes, or with `values` added there.
+    """Put `values` at the positions `indices` of adjacent axes of `x`, or add them to `x`.
 
-    SCATTER_ND adds up values at equal positions. So without `accumulate`, no position may occur
-    twice; a second SCATTER_ND finds the positions that keep `x`.
+    SCATTER_ND adds up values at equal positions. So without `accumulate`, each position may occur
+    only once. A second SCATTER_ND finds the positions at which `x` stays unchanged.
     """
     axes = [axis for axis, given in enumerate(indices) if given is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):

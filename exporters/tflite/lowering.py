@@ -69,7 +69,7 @@ class Lowering(Layouts):
         return tensor
 
     def constant(self, values: torch.Tensor) -> Value:
-        """Add a constant of the traced graph. Raises ExportError for types that TFLite lacks."""
+        """Add a constant of the traced graph. Raises ExportError if TFLite lacks its type."""
         dtype_of(values, self.signature)
         return Value.plain(self.graph.constant(values.detach().contiguous().numpy()))
 
@@ -92,7 +92,7 @@ class Lowering(Layouts):
         dtype: str | None = None,
         **settings: object,
     ) -> Tensor:
-        """Add an operator; its output has `shape`, and `dtype` or the type of the first input."""
+        """Add an operator. Its output has `shape`, and `dtype` or the type of the first input."""
         return self.graph.operator(
             code, inputs, dtype or inputs[0].dtype, shape, options, **settings
         )
@@ -104,7 +104,7 @@ def lower_signature(
     forms: LoweringRules,
     held: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Subgraph, dict[str, Place]]:
-    """Lower a traced signature. With `held`, these inputs are constants of the subgraph.
+    """Lower a traced signature. The inputs in `held` become constants of the subgraph.
 
     Returns the subgraph, and a map from the name of a node to the place of its value: the tensor
     and its layout. Raises ExportError if an operator has no TFLite form.
@@ -209,7 +209,7 @@ def check_forms(graph: GraphModule, forms: LoweringRules, signature: ProgramSign
 def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
     """Return the number that `node` computes from the batch size.
 
-    A size stays symbolic; a float becomes a tensor.
+    A size stays symbolic. A float becomes a tensor.
     """
     result = node.meta["val"]
     if not isinstance(result, SymFloat):
@@ -257,7 +257,7 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
 
 
 def batch_of(lowering: Lowering, tensor: Tensor) -> Tensor | None:
-    """The size of the batch axis of `tensor` as one int32; None if no axis is the batch."""
+    """The size of the batch axis of `tensor` as one int32. None if there is no batch axis."""
     axes = [axis for axis, size in enumerate(tensor.shape) if isinstance(size, sympy.Symbol)]
     if not axes:
         return None

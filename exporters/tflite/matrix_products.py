@@ -18,11 +18,11 @@ samples together."""
 
 
 def matmul(lowering: Lowering, a: Value, b: Value) -> Value:
-    """Product of matrices or batches of matrices; factors may stay transposed.
+    """Product of matrices or batches of matrices. Factors may stay transposed.
 
-    A product that sums over the positions of all samples, such as a weight gradient, is faster as
-    one product per sample and a sum over samples. This form needs the positions of a sample to be
-    adjacent in memory; they are not adjacent after a loop over time.
+    If a product sums over the positions of all samples, such as for a weight gradient, it is faster
+    as one product per sample and a sum over samples. This form requires that the positions of a
+    sample are adjacent in memory. After a loop over time, they are not adjacent.
     """
     a, b = lowering.materialized(a), lowering.materialized(b)
     if len(b.shape) == 2 and lowering.is_constant(b):

@@ -64,7 +64,7 @@ def sort(
     descending: bool = False,
     stable: bool | None = None,
 ) -> tuple[Value, Value]:
-    """All elements along an axis, sorted, and their indices; equal elements keep their order."""
+    """All elements along an axis, sorted, and their indices. Equal elements keep their order."""
     return top(lowering, x, int(x.shape[dim]), dim, descending)
 
 
@@ -91,7 +91,7 @@ def arg_extreme(code: str) -> Single:
 
 
 def cropped(lowering: Lowering, x: Value, sizes: Sequence[Size], skipped: int) -> Value:
-    """`x` cropped to `sizes` along all axes except `skipped`; -1 skips none."""
+    """Crop `x` to `sizes` along all axes except the axis `skipped`. -1 means no such axis."""
     for axis, size in enumerate(sizes):
         if axis != skipped and x.shape[axis] != size:
             x = shape.cut(lowering, x, axis, 0, int(size))
@@ -123,9 +123,10 @@ def scatter_add(lowering: Lowering, x: Value, axis: int, index: Value, source: V
 
 
 def scatter(lowering: Lowering, x: Value, axis: int, index: Value, source: Value) -> Value:
-    """`source` at the positions `index` along `axis`, `x` elsewhere. No index may occur twice.
+    """Put `source` at the positions `index` along `axis` of `x`. Each index may occur only once.
 
-    TFLite's SCATTER_ND adds to zeros. A second SCATTER_ND finds the positions that keep `x`.
+    TFLite's SCATTER_ND adds to zeros. A second SCATTER_ND finds the positions at which `x` stays
+    unchanged.
     """
     written = scattered(lowering, x, axis, index, source)
     if not any(lowering.graph.data[x.tensor.index] or b"\1"):  # None: not a constant

@@ -22,12 +22,12 @@ PAD_AXES = 5
 
 
 def same(lowering: Lowering, x: Value, **options: object) -> Value:
-    """Return `x`: values never change, so a copy is not needed."""
+    """Return `x`. Values never change, so a copy is not needed."""
     return x
 
 
 def clone(lowering: Lowering, x: Value, memory_format: object = None) -> Value:
-    """Return `x`, with its elements in ATen's order if the clone asks for contiguous memory."""
+    """Return `x`. If the clone requires contiguous memory, the elements are in ATen's order."""
     if memory_format is torch.contiguous_format and x.stored_shape == x.shape:
         return Value.plain(lowering.dense(x))
     return x
@@ -44,7 +44,7 @@ def permute(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
 
 
 def expand(lowering: Lowering, x: Value, size: object, **options: object) -> Value:
-    """`x` broadcast to the node's shape; new axes come first."""
+    """Broadcast `x` to the node's shape. New axes come first."""
     lead = len(lowering.shape) - len(x.shape)
     if lead:
         small = Value(x.tensor, x.stored_shape, x.order)
@@ -55,7 +55,8 @@ def expand(lowering: Lowering, x: Value, size: object, **options: object) -> Val
 def repeat(lowering: Lowering, x: Value, times: Sequence[int]) -> Value:
     """`x` repeated `times` along each axis.
 
-    If a number of repetitions depends on the batch, a new axis before each axis is expanded.
+    If a number of repetitions depends on the batch, a new axis is added before each axis and
+    expanded.
     """
     whole = lowering.shape
     lead = (*[1] * (len(times) - len(x.shape)), *x.shape)
@@ -116,9 +117,9 @@ def cut(lowering: Lowering, x: Value, axis: int, first: int, last: int, step: in
 def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, step: int) -> Tensor:
     """The tensor of every `step`-th element of one axis.
 
-    XNNPACK (LiteRT's fast library) has slices of step 1 only. `step` neighbouring elements are
-    therefore merged into the next axis, (n, m) to (n / step, step * m), and a contiguous slice of
-    both axes is the result.
+    XNNPACK (LiteRT's fast library) has only slices of step 1. So `step` neighbouring elements are
+    merged into the next axis: (n, m) becomes (n / step, step * m). The result is a contiguous slice
+    of both axes.
     """
     stored = x.order[axis]
     widths = [[0, 0] for _ in x.order]
@@ -141,10 +142,10 @@ def strided(lowering: Lowering, x: Value, axis: int, first: int, count: int, ste
 
 
 def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]) -> Tensor:
-    """Slice axes of `tensor`; `ends` maps an axis to (first, last), and `last` is not included.
+    """Slice axes of `tensor`. `ends` maps an axis to (first, last), and `last` is not included.
 
     If `tensor` has more than MAX_AXES axes and only one axis is sliced, the axes before it are
-    merged, and so are the axes after it.
+    merged into one, and the axes after it are merged into one.
     """
     rank = len(tensor.shape)
     if rank > MAX_AXES and len(ends) == 1:
@@ -170,7 +171,7 @@ def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]
 
 
 def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
-    """One element of an axis; the result lacks this axis."""
+    """One element of an axis. The result does not have this axis."""
     size = int(x.shape[axis])
     return lowering.reshaped(cut(lowering, x, axis, index % size, index % size + 1), lowering.shape)
 
@@ -215,7 +216,7 @@ def total(sizes: Sequence[Size]) -> Size:
 
 
 def pad(lowering: Lowering, x: Value, pads: Sequence[int], number: Number = 0) -> Value:
-    """Pad with `number`; `pads` are (front, behind) of the last axis, then of the axis before it.
+    """Pad with `number`. `pads` are (front, behind) of the last axis, then of the second-last axis.
 
     Negative widths crop.
     """
@@ -266,8 +267,8 @@ def padded(lowering: Lowering, x: Value, widths: Sequence[Sequence[int]], number
 def flip(lowering: Lowering, x: Value, axes: Sequence[int]) -> Value:
     """Reverse `x` along `axes`.
 
-    A short axis, such as a kernel's, is reversed with slices: XNNPACK (LiteRT's fast library) has
-    no REVERSE_V2.
+    A short axis, such as an axis of a kernel, is reversed with slices, because XNNPACK (LiteRT's
+    fast library) has no REVERSE_V2.
     """
     x = lowering.materialized(x)
     for axis in axes:

@@ -53,7 +53,7 @@ def plan_of(subgraph: Subgraph, file_operators: int = 0, over: Collection[str] =
 
 
 def expression(size: int | sympy.Expr) -> Expression:
-    """`size` as nested tuples of numbers and names; its only symbol is the batch."""
+    """Return `size` as nested tuples of numbers and names. The only symbol is the batch."""
     size = sympy.sympify(size)
     if size.is_Symbol:
         return BATCH

@@ -1,9 +1,9 @@
 """Values of a traced graph during lowering: a TFLite tensor, its layout and its ATen shape.
 
-TFLite's images are channels last, ATen's are channels first. Each value therefore carries its
-layout. A permute changes the layout only; elements move when an operator needs the axes in order.
-An image stays channels last from one convolution to the next. A broadcast value keeps its small
-tensor until an operator needs all elements.
+In TFLite, the channels of an image are the last axis. In ATen, they come before the pixels. So each
+value stores its layout. A permute changes only the layout. Elements move only when an operator
+needs the axes in order. An image keeps its channels last from one convolution to the next. A
+broadcast value keeps its small tensor until an operator needs all elements.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ MAX_STORED_ONES = 4096
 
 
 class UnsupportedError(Exception):
-    """An operator is used in a way that has no TFLite form. The message names the use.
+    """An operator is used in a way that TFLite cannot represent. The message names the use.
 
-    `lowering.call` turns it into an ExportError with the operator, its place and a remedy.
+    `lowering.call` turns this error into an ExportError with the operator, its place and a remedy.
     """
 
 
@@ -33,8 +33,8 @@ class UnsupportedError(Exception):
 class Value:
     """An ATen value whose axis `a` is axis `order[a]` of `tensor`.
 
-    `shape` is ATen's shape. If an axis has size one in the tensor and another size in `shape`, the
-    value repeats along this axis.
+    `shape` is ATen's shape. If an axis has size one in the tensor but another size in `shape`, the
+    value is repeated along this axis.
     """
 
     tensor: Tensor
@@ -81,7 +81,7 @@ class Layouts:
         return self.graph.constant(np.asarray(values, np.int32).reshape(len(values)))
 
     def reshape(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
-        """Reshape `tensor`; at most one size may be open. Consecutive reshapes become one."""
+        """Reshape `tensor`. At most one size may be open. Consecutive reshapes become one."""
         tensor = self._before.get(tensor.index, tensor)
         if tuple(shape) == tensor.shape:
             return tensor
@@ -120,7 +120,7 @@ class Layouts:
         return tensor
 
     def transpose(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        """Transpose `tensor`: axis `axes[i]` becomes axis i.
+        """Transpose `tensor`, so that axis `axes[i]` becomes axis i.
 
         If only axes of size one move, the result is a reshape. Axes that stay adjacent are merged
         and move as one, because XNNPACK (LiteRT's fast library) transposes at most six axes.
@@ -167,14 +167,14 @@ class Layouts:
         return self.broadcast(tensor, shape)
 
     def materialized(self, value: Value) -> Value:
-        """Store all elements of `value`; its layout does not change."""
+        """Store all elements of `value`. The layout does not change."""
         return Value(self.dense(value, value.order), value.shape, value.order)
 
     def broadcast(self, tensor: Tensor, shape: Sequence[Size]) -> Tensor:
         """Repeat `tensor` to `shape`, which has the same rank.
 
-        XNNPACK (LiteRT's fast library) has no BROADCAST_TO, so a float32 tensor is multiplied by
-        ones if these are few.
+        XNNPACK (LiteRT's fast library) has no BROADCAST_TO. So if there are few elements, a float32
+        tensor is multiplied by ones.
         """
         if tensor.shape == tuple(shape):
             return tensor
@@ -194,7 +194,7 @@ class Layouts:
         )
 
     def sizes(self, shape: Sequence[Size]) -> Tensor:
-        """`shape` as a vector of int32; open sizes are computed at run time."""
+        """Return `shape` as a vector of int32. Open sizes are computed at run time."""
         if not any(map(open_size, shape)):
             return self.integers([int(n) for n in shape])
         parts = [self.open_size(n) if open_size(n) else self.integers([int(n)]) for n in shape]
@@ -220,8 +220,8 @@ class Layouts:
     def reshaped(self, value: Value, shape: Sequence[Size]) -> Value:
         """ATen's reshape to `shape`.
 
-        Axes that are stored in another order may stay so. The condition is that the tensor stores
-        the axes of each block (see `matching`) side by side.
+        Axes may stay in another order if the tensor stores the axes of each block (see `matching`)
+        side by side.
         """
         if all(size == 1 for size in value.stored_shape):  # one repeated number
             small = self.reshape(value.tensor, [1] * len(shape))
@@ -253,15 +253,15 @@ def adjacent(value: Value, axes: Sequence[int]) -> bool:
 
 
 def first_place(value: Value, axes: Sequence[int]) -> int:
-    """The tensor's axis that stores the first of `axes`; -1, to sort first, if `axes` is empty."""
+    """The tensor's axis that stores the first of `axes`. -1 (sorts first) if `axes` is empty."""
     return value.order[axes[0]] if axes else -1
 
 
 def matching(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int]]]:
     """Divide the axes of `old` and `new` into the smallest blocks with equal numbers of elements.
 
-    No block has axes of `old` of size one. An axis of `new` of size one joins the block of the axis
-    before it; leading axes of size one form the first block.
+    Axes of `old` with size one are in no block. An axis of `new` with size one is in the block of
+    the axis before it. Leading axes of size one are the first block.
     """
     blocks: list[tuple[list[int], list[int]]] = [([], [])]
     ahead = [axis for axis, size in enumerate(old) if size != 1]

@@ -1,7 +1,7 @@
 """Decompositions that only the TFLite writer uses.
 
-Some use operators that XNNPACK (LiteRT's fast library) has; others replace operators that TFLite
-does not have. All of them override the table that all writers share.
+Some decompositions use operators that XNNPACK (LiteRT's fast library) has. Others replace operators
+that TFLite does not have. All of them take precedence over the table that all writers share.
 """
 
 import math
@@ -31,11 +31,11 @@ aten = torch.ops.aten
 def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: convolution.Window) -> Tensor:
     """dW as a sum over samples of (rows * O, positions) times (positions, columns * I).
 
-    Positions are the places of pixels in the lines of the padded image. The right factor holds, at
-    each position, the pixels of one kernel row side by side. The left factor holds one copy of
-    `grad` per kernel row, shifted down by the lines between that row and the first. If the vertical
-    stride is above 1, each kernel row has its own product. Groups are computed as if they were
-    samples.
+    Positions are the places of pixels in the lines of the padded image. At each position, the right
+    factor contains the pixels of one kernel row side by side. The left factor contains one copy of
+    `grad` for each kernel row. The copy is shifted down by the lines between this row and the first
+    row. If the vertical stride is above 1, each kernel row has its own product. Groups are computed
+    as if they were samples.
     """
     outputs, inputs, rows, columns = weight.shape
     if inputs == 1 < window.groups:
@@ -102,20 +102,20 @@ def average_pool(
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     """dX = grad * ceil(min(z, 1)) with z = relu(x - threshold): grad if x > threshold, else 0.
 
-    XNNPACK (LiteRT's fast library) has these operators, but neither comparisons nor sign. An
-    operator that XNNPACK lacks splits the graph in two. Before the split, XNNPACK then runs all
+    XNNPACK (LiteRT's fast library) has these operators, but it has no comparisons and no sign. An
+    operator that XNNPACK does not have splits the graph in two. Before the split, XNNPACK runs all
     operators whose inputs are known, and their results stay in memory.
     """
     return grad * positive(x - threshold if threshold else x)
 
 
 def positive(x: Tensor) -> Tensor:
-    """1 where x > 0, else 0."""
+    """1 if x > 0, else 0."""
     return torch.ceil(aten.hardtanh(torch.relu(x), -1.0, 1.0))
 
 
 def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    """dX = grad if low < x < high, else 0; ReLU6 is a hardtanh."""
+    """dX = grad if low < x < high, else 0. ReLU6 is a hardtanh."""
     return grad * positive(x - low) * positive(high - x)
 
 
@@ -161,10 +161,10 @@ def slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Tensor:
-    """`x` with a slice replaced by `part`: a concatenation with the elements before and after it.
+    """Replace a slice of `x` by `part`: concatenate it with the elements before and after it.
 
-    If `step` is above 1, zeros are put between the elements of `part`. A selection then takes these
-    elements at their positions, and the elements of `x` elsewhere.
+    If `step` is above 1, zeros are put between the elements of `part`. Then a selection takes the
+    elements of `part` at their positions, and the elements of `x` at all other positions.
     """
     if step == 1 and statically_known_true(part.shape[axis] == x.shape[axis]):
         return part
@@ -241,7 +241,7 @@ def is_infinite(x: Tensor) -> Tensor:
 
 
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    """`x` with `value` at the positions `index`."""
+    """Put `value` at the positions `index` of `x`."""
     ones = torch.ones(index.shape, dtype=x.dtype)
     written = torch.zeros_like(x).scatter_add(dim, index, ones) > 0
     return torch.where(written, value, x)
@@ -250,9 +250,10 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """`scatter_reduce`. An extreme is found among all elements of `src` for each place of `x`.
+    """ATen's `scatter_reduce`. For each place of `x`, an extreme is found among all of `src`.
 
-    So its memory grows with the product of both sizes: TFLite has no operator for less.
+    So the memory for an extreme grows with the product of both sizes. TFLite has no operator that
+    needs less.
     """
     if reduce not in ("amax", "amin"):
         return shape.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)

@@ -1,7 +1,8 @@
 """Lowers traced signatures to one TFLite file with a named signature for each.
 
-The file has only TFLite's own operators, without Flex. This package writes these operators itself,
-because litert-torch cannot leave the batch size open. Weights are inputs, as in the ONNX graphs.
+The file has only TFLite's own operators, and no Flex operators. This package writes the file
+itself, because litert-torch cannot leave the batch size open. Weights are inputs, as in the ONNX
+graphs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,9 +52,9 @@ FORMS: LoweringRules = {
 def to_subgraph(
     signature: ProgramSignature, held: Mapping[str, Tensor] | None = None
 ) -> tuple[Subgraph, TracedGraph]:
-    """Lower one signature; return its subgraph and the traced graph.
+    """Lower one signature. Return its subgraph and the traced graph.
 
-    With `held`, the inputs with these names are constants of the subgraph.
+    The inputs whose names are in `held` become constants of the subgraph.
 
     Raises ExportError if an operator has no TFLite form.
     """
@@ -68,8 +69,8 @@ def to_subgraph(
 def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
     """Lower all signatures of `program` to one file; see `exporters.export.compile_graphs`.
 
-    A signature that trains comes first, because the agent can read results without a copy only from
-    the first signature.
+    A signature that trains comes first, because only the results of the first signature can be read
+    without a copy.
     """
     subgraphs, traced = {}, {}
     signatures = sorted(program.signatures, key=lambda signature: not signature.trains)
@@ -98,9 +99,9 @@ def compile_graphs(program: Program, report: Report) -> dict[str, Graph]:
 def inference_graphs(
     program: Program, values: Mapping[str, Tensor], report: Report
 ) -> dict[str, Graph]:
-    """Lower each signature of `program` to a file that holds the tensors of `values` that it reads.
+    """Lower each signature of `program` to a file with the tensors of `values` that it reads.
 
-    Each stage has its own file, so that one stage is in memory at a time.
+    Each stage has its own file, so that only one stage is in memory at a time.
     """
     graphs = {}
     for signature in program.signatures:
@@ -130,8 +131,8 @@ def inference_graph(signature: ProgramSignature, values: Mapping[str, Tensor], f
 
 
 def to_tflite(signatures: Sequence[ProgramSignature]) -> bytes:
-    """Write `signatures` as a TFLite file; inputs and outputs have the names of the ports.
+    """Write `signatures` as a TFLite file. Inputs and outputs have the names of the ports.
 
-    Raises ExportError, which names a signature and its operator without a TFLite form.
+    If an operator has no TFLite form, raises ExportError with the names of signature and operator.
     """
     return serialize({s.name: to_subgraph(s)[0] for s in signatures}, DESCRIPTION)

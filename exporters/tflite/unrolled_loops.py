@@ -1,8 +1,8 @@
-"""Writes loops over time in the form that LiteRT runs fastest: calls of several steps each.
+"""Writes loops over time in the form that is fastest in LiteRT: calls of several steps each.
 
-A WHILE copies everything that it carries in every pass, including the outputs of all steps. A call
-works on the tensors of its caller. So each step reads and writes separate tensors. These tensors
-are packed into one tensor only if an operator other than a loop reads them.
+In every pass, a WHILE copies all its tensors, including the outputs of all steps. A call works on
+the tensors of its caller without a copy. So here each step reads and writes separate tensors. These
+tensors are packed into one tensor only if an operator other than a loop reads them.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class Part:
     """A subgraph of several steps. Its inputs are states, the inputs of each step, and constants.
 
     `states` are the indices of the last states, and `rows` are the indices of each step's outputs.
-    The indexed list has the subgraph's outputs first, then its inputs: a step may return one of its
-    inputs.
+    Both are indices in a list that has the subgraph's outputs first, then its inputs, because a
+    step may return one of its inputs.
     """
 
     graph: Subgraph
@@ -34,7 +34,7 @@ class Part:
     rows: list[list[int]]
 
     def call(self, graph: Subgraph, inputs: Tensors) -> tuple[list[Tensor], list[Tensors]]:
-        """Call the part in `graph`; return the last states and the outputs of each step."""
+        """Call the part in `graph`. Return the last states and the outputs of each step."""
         results = [*graph.call(self.graph, inputs), *inputs]
         return [results[n] for n in self.states], [[results[n] for n in row] for row in self.rows]
 
@@ -98,7 +98,7 @@ def part_of(
 
 
 def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:
-    """The rows of `value` along its first axis, each a tensor."""
+    """The rows of `value` along its first axis. Each row is a tensor."""
     whole = lowering.dense(value)
     length = whole.shape[0]
     if open_size(length):
@@ -123,7 +123,7 @@ def unpack_rows(lowering: Lowering, value: Value) -> list[Tensor]:
 
 
 def pack_rows(lowering: Lowering, rows: Tensors) -> Tensor:
-    """Pack `rows` along a new first axis; a loop that reads the result uses the rows instead."""
+    """Pack `rows` along a new first axis. If a loop reads the result, it uses the rows instead."""
     whole = lowering.emit(
         "PACK",
         rows,

@@ -24,8 +24,8 @@ class DecompositionCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each decomposition and the operator that it replaces, in float64.
 
     Attributes:
-        wrong: The first operator whose decomposition differs, and the names of the
-            signature's inputs that the operator reads; None if no decomposition differs.
+        wrong: The first operator whose decomposition differs, and the names of the signature's
+            inputs that the operator reads. None if no decomposition differs.
     """
 
     def __init__(self, forms: Decompositions, names: Mapping[int, str], tolerance: float) -> None:
@@ -83,8 +83,8 @@ def wrong_decomposition(
         tolerance: Largest error relative to the norm of a result.
 
     Returns:
-        The operator's name, and the names of the inputs that it reads; None if all decompositions
-        are right.
+        The operator's name, and the names of the inputs that it reads. None if all decompositions
+        are correct.
     """
     given = {name: doubled(value) for name, value in feeds.items()}
     names = {value.data_ptr(): name for name, value in given.items()}

@@ -16,13 +16,13 @@ aten = torch.ops.aten
 def first_topk(
     x: Tensor, k: int, dim: int = -1, largest: bool = True, is_sorted: bool = True
 ) -> Any:
-    """`aten.topk` that takes the first of equal numbers."""
+    """An `aten.topk` that selects the first of equal numbers."""
     ordered = aten.sort.stable(x, stable=True, dim=dim, descending=largest)
     return tuple(part.narrow(dim, 0, k) for part in ordered)
 
 
 def precise_linspace(start: Any, end: Any, steps: int, **options: Any) -> Tensor:
-    """`aten.linspace`, whose numbers PyTorch rounds to float32 if the code names no type."""
+    """An `aten.linspace` in float64. If no type is named, PyTorch rounds the numbers to float32."""
     options["dtype"] = options.get("dtype") or torch.float64
     numbers: Tensor = aten.linspace.default(start, end, steps, **options)
     return numbers
@@ -36,7 +36,7 @@ DEFINED: dict[Any, Callable[..., Any]] = {
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Computes every operator in float64 where the code says float32, constants included."""
+    """Computes every operator (and constant) in float64 if the code names float32."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -47,7 +47,7 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def doubled(value: Any) -> Any:
-    """Turn a float32 tensor, or the type float32, into float64; return other values unchanged."""
+    """Turn a float32 tensor, or the type float32, into float64. Return other values unchanged."""
     if isinstance(value, Tensor):
         return value.double() if value.dtype == torch.float32 else value
     return torch.float64 if value is torch.float32 else value

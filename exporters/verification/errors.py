@@ -19,12 +19,12 @@ HUGE = 1e30
 
 
 def relative_error(actual: Tensor, expected: Tensor, before: Tensor | None = None) -> float:
-    """Norm of the difference relative to that of `expected`; infinite if `actual` is not finite.
+    """Norm of the difference divided by that of `expected`. Infinite if `actual` is not finite.
 
-    For state, `before` is its value before the step, and the error is relative to the change since
-    then. Compared with the weights themselves, a wrong gradient times a learning rate would look
-    small. An absolute bound (ROUNDING) applies to tensors and changes that are zero except for
-    rounding, such as the gradient of a bias before a batch norm.
+    For state, `before` is the value before the step, and the error is relative to the change of the
+    value in the step. Relative to the weights, the error of a wrong gradient times a learning rate
+    would look small. Some tensors and changes are zero except for rounding, such as the gradient of
+    a bias before a batch norm. An absolute bound (ROUNDING) applies to these.
     """
     difference = norm_of_difference(actual, expected)
     if not difference < float("inf"):
@@ -39,10 +39,10 @@ def relative_error(actual: Tensor, expected: Tensor, before: Tensor | None = Non
 
 
 def distance(actual: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Norm of the difference, and norm of `expected`, as far as float32 can express the values.
+    """Norm of the difference, and norm of `expected`, for values that float32 can express.
 
     Elements that are huge or nan in both tensors count as equal. If an element is huge or nan in
-    only one of them, the difference is infinite.
+    only one tensor, the difference is infinite.
     """
     difference, size = norm_of_difference(actual, expected), norm(expected)
     if difference < HUGE and size < HUGE:

@@ -69,7 +69,8 @@ def example(
 def random_labels(classes: int, shape: list[int], generator: torch.Generator) -> Tensor:
     """Random class labels. If a sample has several labels, a quarter of all labels is IGNORED.
 
-    Every second sample has labels only in its first half, because CTC has too few steps for more.
+    In every second sample, only the first half has labels, because CTC has too few steps for more
+    labels.
     """
     labels = torch.randint((LabelRule(classes).highest or 0) + 1, shape, generator=generator)
     if len(shape) == 1:

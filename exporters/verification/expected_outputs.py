@@ -1,4 +1,4 @@
-"""The outputs of a signature in float64, computed by PyTorch without the exporters' formulas."""
+"""Computes the outputs of a signature in float64 by PyTorch, without the exporters' formulas."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Computes values of a traced graph in float64: outputs one by one, or one value from others."""
+"""Computes values of a traced graph in float64: all outputs, or one value from other values."""
 
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class Cone:
 def cone_of(node: Node, is_known: Callable[[Node], bool], number: Mapping[Node, int]) -> Cone:
     """The cone of `node` over the inputs of the graph and the nodes for which `is_known` is true.
 
-    `number` has the place of each node in the graph.
+    `number` maps each node to its position in the graph.
     """
     inside, leaves, waiting = {node}, set[Node](), [node]
     while waiting:
@@ -78,7 +78,7 @@ def evaluated(module: GraphModule, cone: Cone, leaves: Values) -> tuple[Tensor, 
 
 
 def computed(module: GraphModule, node: Node, known: Values) -> Any:
-    """The value of `node`, a constant or an operator whose inputs are `known`."""
+    """The value of `node`, which is a constant or an operator whose inputs are `known`."""
     if node.op == "get_attr":
         return attribute(module, str(node.target))
     # The inputs of the graph are float32 until an operator reads them, to save memory.
@@ -113,7 +113,8 @@ def results_of(module: GraphModule) -> list[Node]:
 def by_effort(module: GraphModule) -> list[int]:
     """The indices of the outputs of `module`. Outputs that need the fewest operators come first.
 
-    In this order, the last layers are updated first, so no gradient waits for all other gradients.
+    In this order, the last layers are updated first, so no gradient stays in memory until all other
+    gradients are known.
     """
     bits: dict[Node, int] = {}
     for number, node in enumerate(module.graph.nodes):
@@ -126,11 +127,12 @@ def by_effort(module: GraphModule) -> list[int]:
 
 
 class LazyOutputs:
-    """Computes the outputs of a traced graph one by one; a value is released after its last reader.
+    """Computes the outputs of a traced graph one by one. Releases a value after its last reader.
 
     Attributes:
         nodes: The nodes in the order in which they are computed.
-        steps: The nodes in this order. The index of an output follows the last node that it needs.
+        steps: The nodes in this order. The index of an output comes after the last node that the
+            output needs.
     """
 
     def __init__(self, module: GraphModule, outputs: Sequence[int]) -> None:
@@ -197,12 +199,12 @@ class LazyOutputs:
 
 
 def nbytes(value: Any) -> int:
-    """The size of `value` in bytes; 0 if it is not a tensor."""
+    """The size of `value` in bytes. 0 if it is not a tensor."""
     return value.nbytes if isinstance(value, Tensor) else 0
 
 
 def needed(result: Node, known: set[Node]) -> Iterator[Node]:
-    """Yield the nodes that `result` needs, then `result`, without those in `known`.
+    """Yield the nodes that `result` needs, then `result`, without the nodes in `known`.
 
     Adds each yielded node to `known`.
     """

@@ -1,4 +1,4 @@
-"""Finds the parameter and the source line that an operator of a traced graph belongs to."""
+"""Finds the parameter and the source line of an operator in a traced graph."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import cast
@@ -17,7 +17,7 @@ def operator_name(node: Node) -> str:
 
 
 def nearest_parameter(module: GraphModule, signature: ProgramSignature, node: Node) -> str:
-    """The name of the state tensor nearest to `node` in the graph; empty if there is none."""
+    """The name of the state tensor nearest to `node` in the graph. Empty if there is none."""
     read = {
         source: port.state
         for source, port in zip(
@@ -43,7 +43,7 @@ def search(
 ) -> tuple[int, str] | None:
     """Find the node in `names` that is nearest to `start`.
 
-    Returns its distance and its name; None if `start` is connected to no such node.
+    Returns the distance and the name of this node. None if `start` is not connected to such a node.
     """
     seen, edge, steps = {start}, [start], 0
     while edge:
@@ -58,7 +58,7 @@ def search(
 
 
 def place_in_source(signature: ProgramSignature, parameter: str, operator: str) -> str:
-    """Module and source line that reads `parameter` or, if unknown, that calls `operator`."""
+    """Module and source line that reads `parameter`. If unknown, the line that calls `operator`."""
     return place_of_tensor(signature.source, parameter) or place_of_operator(
         signature.source, operator
     )

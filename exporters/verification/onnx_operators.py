@@ -1,7 +1,8 @@
 """Compares each operator of an ONNX file and of its other forms with PyTorch in float64.
 
-The traced graph gives the values that a piece of a file reads. The piece runs in the runtime, and
-the same operators run in float64 on the same values. A piece that was compared before is left out.
+A file is cut into pieces. The traced graph gives the values that a piece reads. The piece runs in
+the runtime, and the same operators run in float64 on the same values. If an equal piece was
+compared before, the piece is left out.
 """
 
 import re
@@ -42,11 +43,11 @@ class Part(NamedTuple):
 class ComparedFile:
     """A file of a graph, with pieces for the values that it shares with the traced graph.
 
-    A file may compute a value several times, to save memory. Each such computation has its own
+    To save memory, a file may compute a value several times. Each of these computations has its own
     piece.
 
     Attributes:
-        form: The form in the file; None for the plain graph.
+        form: The form in the file. None for the plain graph.
         parts: The pieces for each node of the traced graph whose value the file computes. Each
             piece reads values that the file shares with the traced graph.
     """
@@ -183,18 +184,18 @@ class ComparedFile:
 
 
 def leaves_of(part: Part) -> list[Node]:
-    """The nodes whose values `part` reads: in its piece, or in its operators in float64."""
+    """The nodes whose values `part` reads, either in its piece or in its operators in float64."""
     return list(dict.fromkeys((*part.cone.leaves, *part.piece.reads.values())))
 
 
 class FullBatch:
-    """The number of samples in a full batch, and the shapes that the traced graph then has.
+    """The number of samples in a full batch, and the shapes of the traced graph for this number.
 
     To get a full batch, the samples of each value are repeated along their axis. A piece and the
-    same operators in float64 may read the same value in two shapes, and after the repetition both
-    shapes must hold the same numbers. The numbers would differ if samples shared an axis with
-    another quantity: in (1, C * N, H, W), the repetition would mix samples and channels. So only
-    values whose samples have their own axis are read.
+    operators in float64 may read the same value in two shapes. After the repetition, both shapes
+    must contain the same numbers. If samples share an axis with another quantity, the numbers would
+    differ: in (1, C * N, H, W), the repetition would mix samples and channels. So a value is read
+    only if its samples have their own axis.
 
     Attributes:
         samples: The number of samples.
@@ -223,7 +224,7 @@ class FullBatch:
         return self._shapes_for(self._batch)
 
     def has_samples_apart(self, node: Node) -> bool:
-        """Whether the samples in the value of `node` have an axis of their own.
+        """Whether the samples in the value of `node` have their own axis.
 
         Also true if the value has no samples.
         """
@@ -297,7 +298,7 @@ class OnnxComparison:
 
 
 def cone_key(module: GraphModule, cone: Cone, leaves: Mapping[Node, bytes]) -> bytes:
-    """A number for what `cone` computes from `leaves`."""
+    """A number for the computation of `cone` from `leaves`."""
     known = dict(leaves)
     for node in cone.nodes:
         if node.op == "get_attr":
@@ -319,7 +320,7 @@ def repeated(value: Tensor, shape: torch.Size) -> Tensor:
 
 
 def single(value: Tensor) -> Tensor:
-    """Convert `value` from float64 to float32; return other values unchanged."""
+    """Convert `value` from float64 to float32. Return other values unchanged."""
     return value.float() if value.dtype == torch.float64 else value
 
 

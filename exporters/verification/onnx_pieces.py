@@ -1,7 +1,7 @@
-"""Cuts an ONNX file into pieces. Each piece computes one value from values that are known.
+"""Cuts an ONNX file into pieces. Each piece computes one value from known values.
 
-A piece runs in a session of its own. If every piece is right, and reads the right values, the file
-is right. So equal pieces, for example in equal layers, have to run only once.
+A piece runs in a separate session. If every piece is correct and reads the correct values, the file
+is correct. So equal pieces, for example in equal layers, need to run only once.
 """
 
 import hashlib
@@ -29,7 +29,8 @@ class Piece:
     Attributes:
         output: The name of a tensor in the file.
         nodes: The indices of the file's nodes that compute `output`, in order.
-        reads: The tensors that these nodes read. Each has the value of a node of the traced graph.
+        reads: The tensors that these nodes read. Each tensor has the value of a node of the traced
+            graph.
         constants: Names of the constants that these nodes read.
         chooses: Whether a node computes full batches in another way than other batches.
     """
@@ -44,7 +45,7 @@ class Piece:
 class OnnxFile:
     """The nodes and constants of a serialized ONNX file.
 
-    Nodes that only make others wait are left out; see `onnx/state_in_place.py`.
+    Nodes that only make other nodes wait are left out; see `onnx/state_in_place.py`.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -70,7 +71,7 @@ class OnnxFile:
 
     @cached_property
     def numbers(self) -> dict[str, bytes]:
-        """A number for each tensor. Equal numbers mean that nodes compute the same value twice."""
+        """A number for each tensor. If numbers are equal, nodes compute the same value twice."""
         numbers: dict[str, bytes] = {}
         for node, reads in zip(self.nodes, self.reads, strict=True):
             read = [numbers.get(name) or self.content(name) for name in reads]
@@ -92,7 +93,7 @@ class OnnxFile:
         return self._contents[name]
 
     def piece(self, output: str, known: Known) -> Piece:
-        """The piece that computes `output`, a result of a node, from `known` values."""
+        """The piece that computes `output`, which is a result of a node, from `known` values."""
         nodes, waiting = {self.makers[output]}, [self.makers[output]]
         reads: dict[str, Node] = {}
         constants: dict[str, None] = {}
@@ -109,7 +110,7 @@ class OnnxFile:
         return Piece(output, tuple(sorted(nodes)), reads, tuple(constants), chooses)
 
     def key(self, piece: Piece, reads: Mapping[str, bytes]) -> bytes:
-        """A number for what `piece` computes; `reads` has a number for each tensor it reads."""
+        """A number for the computation of `piece`. `reads` has a number for each tensor read."""
         local = dict(reads)
         for number in piece.nodes:
             node, names = self.nodes[number], self.reads[number]
@@ -123,9 +124,9 @@ class OnnxFile:
 
         Args:
             piece: A piece of this file.
-            values: The tensors that it reads, by name.
-            batch: The number of samples. If a first axis has this length, its size is left open, as
-                in the file.
+            values: The tensors that the piece reads, by name.
+            batch: The number of samples. If the first axis of a tensor has this length, its size is
+                left open, as in the file.
         """
         constants = [self.constants[name] for name in piece.constants]
         inputs = [

@@ -1,7 +1,7 @@
 """Compares single operators in a runtime with PyTorch's operators in float64, on the same inputs.
 
-Both sides compute an operator from the same values of its inputs. So rounding does not add up from
-operator to operator, and masks that depend on the sign of a value are equal on both sides.
+Runtime and PyTorch compute an operator from the same values of its inputs. So rounding errors do
+not add up from operator to operator. Masks that depend on the sign of a value are equal in both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Comparison:
     """Compares operators of the traced graph `module` with their results in a runtime.
 
     Attributes:
-        worst: The operator with the largest error; None before the first comparison.
+        worst: The operator with the largest error. None before the first comparison.
     """
 
     def __init__(self, module: GraphModule, generator: torch.Generator) -> None:
@@ -74,11 +74,11 @@ class Comparison:
         Args:
             cone: The operators of the traced graph that compute the same value from `leaves`.
             leaves: The values of the cone's leaves.
-            actual: The runtime's value; None if its shape is wrong.
+            actual: The runtime's value. None if its shape is wrong.
             form: The form of the graph that the runtime computed.
 
         Returns:
-            Whether `actual` is right.
+            Whether `actual` is correct.
         """
         error = float("inf") if actual is None else self._error(cone, leaves, actual)
         if self.worst is None or error > self.worst.error:
@@ -154,7 +154,7 @@ def compare_exposed(
     names: Sequence[str],
     shapes: Mapping[Node, torch.Size],
 ) -> None:
-    """Compare all operators of a graph whose runtime returns the values inside the graph.
+    """Compare all operators of a graph, if its runtime can return the values inside the graph.
 
     Each operator is computed again from the runtime's own values of its inputs.
 
@@ -163,7 +163,7 @@ def compare_exposed(
         graph: The graph in the runtime.
         traced: The traced graph.
         feeds: The inputs of both graphs, in order.
-        names: Their names.
+        names: The names of the inputs.
         shapes: The shape of each tensor in the traced graph.
     """
     assert traced.values is not None
@@ -214,7 +214,7 @@ def batches(cones: Sequence[Cone], shapes: Mapping[Node, torch.Size]) -> list[li
 
 
 def as_traced(value: np.ndarray, place: Place, shape: Sequence[int]) -> Tensor | None:
-    """Give a runtime's value the axes and the `shape` of its node; None if it does not fit."""
+    """Give a runtime's value the axes and `shape` of its node. None if the value does not fit."""
     if place.axes is None:
         return torch.from_numpy(value) if value.shape == tuple(shape) else None
     try:

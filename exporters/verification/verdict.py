@@ -6,19 +6,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst value of all signatures.
+    """The value with the largest error among all signatures.
 
     Attributes:
         error: The relative error of this value.
         signature: The signature that computes it.
-        output: The output port; for an operator inside the graph, the nearest parameter.
-        seed: Fixes the random inputs.
+        output: The output port. For an operator inside the graph, it is the nearest parameter.
+        seed: The seed of the random inputs.
         tolerance: The largest error that passes.
         step: The training step that computed the value, from 1.
         steps: The number of consecutive steps that ran.
         operator: The operator that computed the value, if it is known.
-        place: Where the model's source calls the operator, as ` (module 'head', ...)`, or empty.
-        form: The form of the graph that computed the value; None for the plain graph.
+        place: The place in the model's source that calls the operator, as ` (module 'head', ...)`,
+            or empty.
+        form: The form of the graph that computed the value. None for the plain graph.
     """
 
     error: float

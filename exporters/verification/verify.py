@@ -1,11 +1,12 @@
 """Verifies the graphs of a program on new random inputs, in three comparisons.
 
-1. The traced graph is compared with PyTorch's autograd, both in float64. This tests the formulas.
+1. The traced graph is compared with PyTorch's autograd. Both compute in float64. This tests the
+  formulas.
 2. Each operator in the runtime is compared with the same operator of the traced graph. This tests
    the file and the runtime.
 3. Whole steps in the runtime are compared with autograd, with a wide tolerance. This tests the file
-   as a device runs it. Each other form that this machine's runtime supports is compared with the
-   plain graph.
+  under the conditions of a device. Each other form that this machine's runtime supports is compared
+  with the plain graph.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,20 +67,21 @@ def verify(
     seed: int | None = None,
     compared: set[bytes] | None = None,
 ) -> Verdict:
-    """Compare every signature of a program, as the device's runtime runs it, with PyTorch.
+    """Compare every signature of a program in the device's runtime with PyTorch.
 
     Args:
         program: The program of a submodel.
         graphs: The graph of every signature of `program`.
-        values: Tensors that the bundle stores, by name. Other state starts at random.
-        trace: Called to trace a signature again if its graph came from the cache and has no
+        values: Tensors that the bundle stores, by name. Other state starts with random values.
+        trace: Traces a signature again. This is needed if its graph came from the cache and has no
             `traced`.
-        seed: Fixes the random inputs. By default, a new seed is drawn; the verdict names it.
-        compared: The operators of ONNX graphs that earlier calls found to be right; see
-            `OnnxComparison`. These are not compared again, and newly compared operators are added.
+        seed: The seed of the random inputs. By default, a new seed is drawn, and the verdict names
+            it.
+        compared: The operators of ONNX graphs that earlier calls found to be correct; see
+            `OnnxComparison`. They are not compared again. Newly compared operators are added.
 
     Returns:
-        The verdict on the worst value: the largest error relative to its tolerance.
+        The verdict on the worst value, which has the largest error relative to its tolerance.
     """
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -147,7 +149,7 @@ class SignatureCheck:
             yield Step(feeds, outputs, number, len(batches), batch)
 
     def form(self, step: Step, form: str) -> Verdict:
-        """The verdict of comparing the step of a form with that of the plain graph."""
+        """The verdict on the step of a form, compared with the step of the plain graph."""
         outputs = run(self.signature, self.graph, step.feeds, form)
         right = numbered(self.signature, step.outputs)
         by_output = errors(self.signature, outputs, right, step.feeds)
@@ -169,8 +171,8 @@ class SignatureCheck:
         Args:
             step: The step.
             by_output: The error of each output.
-            right: Computes the right outputs for given inputs.
-            form: The form of the graph that ran; None for the plain graph.
+            right: Computes the correct outputs for given inputs.
+            form: The form of the graph that ran. None for the plain graph.
         """
         allowed = tolerances(self.signature, by_output, right, step.feeds, self.generator)
         return worst(
@@ -193,7 +195,7 @@ class SignatureCheck:
         lazy: LazyOutputs,
         expected: ExpectedOutputs,
     ) -> Iterator[Verdict]:
-        """Yield the verdicts on the last step that runs, on its formulas and on its operators."""
+        """Yield the verdicts on the last step, on its formulas and on its operators."""
         comparison = Comparison(traced.module, self.generator)
         feeds = [step.feeds[port.name] for port in self.signature.inputs]
         shapes: dict[Node, torch.Size] = {}
@@ -288,11 +290,11 @@ class SignatureCheck:
         )
 
     def verdict(self, output: str, error: float, tolerance: float, **more: Any) -> Verdict:
-        """A verdict on `output`; `more` are other attributes of `Verdict`."""
+        """A verdict on `output`. `more` are other attributes of `Verdict`."""
         return Verdict(error, self.signature.name, output, self.seed, tolerance, **more)
 
 
 def note_shape(shapes: dict[Node, torch.Size], node: Node, known: Values) -> None:
-    """Note the shape of the value of `node` in `shapes`, if it is a tensor."""
+    """If the value of `node` is a tensor, store its shape in `shapes`."""
     if isinstance(known[node], Tensor):
         shapes[node] = known[node].shape

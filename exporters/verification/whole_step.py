@@ -1,6 +1,7 @@
 """Runs whole signatures in a runtime, and compares them with PyTorch's autograd in float64.
 
-Rounding adds up over a whole step, so the tolerance is wide. `operators.py` compares closely.
+Rounding errors add up over a whole step, so the tolerance is wide. `operators.py` compares with a
+narrow tolerance.
 """
 
 import math
@@ -56,7 +57,7 @@ class Step:
     Attributes:
         feeds: The inputs by name.
         outputs: The outputs by name.
-        number: Which of the consecutive steps this is, from 1.
+        number: The number of this step among the consecutive steps, from 1.
         steps: The number of consecutive steps.
         batch: The number of samples in `feeds`.
     """
@@ -71,7 +72,7 @@ class Step:
 def run(
     signature: ProgramSignature, graph: Graph, feeds: Tensors, form: str | None = None
 ) -> dict[str, Tensor]:
-    """Run the file of `graph`, or of its `form`, in its runtime; return the outputs by name."""
+    """Run the file of `graph`, or of its `form`, in its runtime. Return the outputs by name."""
     with TemporaryDirectory() as folder:
         file = Path(folder, form_file(graph.file, form) if form else graph.file)
         file.write_bytes(graph.forms[form].data if form else graph.data)
@@ -84,7 +85,7 @@ def run(
 
 
 class ExampleInputs:
-    """Draws random inputs of a signature for one step after the other."""
+    """Draws random inputs of a signature for consecutive steps."""
 
     def __init__(
         self,
@@ -139,17 +140,17 @@ class ExampleInputs:
 
 
 def labels_of(port: Port) -> Sequence[Part]:
-    """The labels that are packed into `port`; empty if it takes something else."""
+    """The labels that are packed into `port`. Empty if the port is not packed labels."""
     return port.packed if port.kind == "labels" else ()
 
 
 def norm_of_all(values: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all `values` together."""
+    """The Euclidean norm of all numbers in `values`."""
     return math.sqrt(sum(norm(value) ** 2 for value in values))
 
 
 def numbered(signature: ProgramSignature, outputs: Tensors) -> list[Output]:
-    """The index and the value of each of `outputs`, which are given by name."""
+    """The index and the value of each output in `outputs`, which are given by name."""
     return [(number, outputs[port.name]) for number, port in enumerate(signature.outputs)]
 
 
@@ -165,7 +166,7 @@ def errors(
 
 
 def output_error(port: Port, actual: Tensor, right: Tensor, feeds: Tensors) -> float:
-    """The relative error of the output `port`; for new state, relative to its change."""
+    """The relative error of the output `port`. For new state, it is relative to the change."""
     return relative_error(actual, right, feeds.get(str(port.state)))
 
 
@@ -181,9 +182,9 @@ def tolerances(
     Args:
         signature: The signature.
         relative_errors: The measured error of each output.
-        right: Computes the right outputs for given inputs, always in the same order.
+        right: Computes the correct outputs for given inputs, always in the same order.
         feeds: The inputs for which the errors were measured.
-        generator: Draws rounding errors.
+        generator: The random generator for rounding errors.
     """
     allowed = dict.fromkeys(relative_errors, TOLERANCE)
     if max(relative_errors.values()) <= TOLERANCE:
@@ -205,7 +206,7 @@ def tolerances(
 
 
 def nudged(inputs: Tensors, generator: torch.Generator) -> dict[str, Tensor]:
-    """`inputs` with a random relative error of about NUDGE in every number."""
+    """Return `inputs` with a random relative error of about NUDGE in every number."""
     return {
         name: value * (1 + NUDGE * torch.randn(value.shape, generator=generator))
         if value.is_floating_point()

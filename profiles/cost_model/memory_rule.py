@@ -2,30 +2,30 @@
 
 Three figures describe memory, in bytes. They count different parts:
 
-- planned tensors: the tensors of one run that are alive at the same time, inputs and constants
-  included.
-- runtime arena: the memory that the runtime requests for the tensors between inputs and outputs,
-  including the gaps that its allocator leaves.
-- process peak: the arenas, inputs, outputs and state, and what the runtime keeps for a session.
+- planned tensors: the tensors of one run that are in memory at the same time, including inputs and
+  constants.
+- runtime arena: the memory that the runtime requests for intermediate tensors, including the gaps
+  that its allocator leaves.
+- process peak: all memory of the process at its peak: the arenas, inputs, outputs and state, and
+  the runtime's data for each session.
 
 The functions here return the growth: the process peak minus the memory of the idle agent.
 `exporters/memory/` computes the other two figures from a graph.
 
-The rule, for one or more signatures that are open together:
+The rule for one or more signatures that are open at the same time:
 
     growth = session + state + max over signatures (inputs - state + outputs) + sum of kept bytes
     kept bytes of a signature = arena + node_bytes * nodes + further copies of inputs and outputs
     process peak = idle agent + growth
 
-- The session's code and tables are loaded once for each process.
-- The state (weights, optimizer state, buffers) is shared: each tensor counts once. A personal model
-  counts twice, because the device keeps a copy of the model from before the round until the round
-  ends.
-- An output that is written over the old state takes no memory of its own. Such an output does not
-  count here.
-- Only one signature runs at a time. So only one signature counts: the one with the largest inputs
-  (without state) and outputs.
-- Arenas and nodes are kept while their session is open.
+- `session` is the code and tables of the runtime. Each process loads them only one time.
+- `state` (weights, optimizer state, buffers) is shared by the signatures, so each tensor counts
+  once. A tensor of a personal model counts twice: until the round ends, the device keeps a copy of
+  the personal model from before the round.
+- An output that is written over the old state takes no additional memory, so it does not count.
+- Only one signature runs at a time. So inputs (without state) and outputs count for only one
+  signature, the signature with the largest sum.
+- A session keeps its arena and its nodes in memory until it is closed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +40,7 @@ class RuntimeOverhead:
 
     `session_bytes`: code and tables that the first session of a process loads, for any graph.
     `node_bytes`: bytes for each node of an open graph. `array_copies`: how many copies of the
-    inputs and outputs exist during a run, the agent's own included.
+    inputs and outputs exist during a run, including the copies that the agent makes.
     """
 
     session_bytes: int
@@ -86,8 +86,9 @@ from files, so a limit on the process's own data does not count them."""
 class SignatureMemory:
     """Bytes of one open signature.
 
-    `inputs` and `outputs` of one run; `state` is the part of `inputs` that is device state. `kept`
-    has the additional bytes of its session: arena, nodes, further copies of inputs and outputs.
+    `inputs` and `outputs` are bytes for one run. `state` is the part of `inputs` that is the
+    device's state. `kept` is the rest of the session's memory: arena, nodes, and further copies of
+    inputs and outputs.
     """
 
     inputs: int
@@ -102,11 +103,11 @@ def kept_bytes(arena: int, nodes: int, node_bytes: int) -> int:
 
 
 def training_growth(signatures: Sequence[SignatureMemory], state: int, session_bytes: int) -> int:
-    """The growth while `signatures` are open together: the rule of this module.
+    """The growth while `signatures` are open at the same time, by the rule of this module.
 
     Args:
         signatures: The open signatures; at least one.
-        state: Bytes of all state tensors in memory, each counted by `state_bytes`.
+        state: Bytes of all state tensors in memory, as `state_bytes` counts them.
         session_bytes: `session_bytes` of a RuntimeOverhead or of a calibration.
     """
     batch = max(signature.inputs - signature.state + signature.outputs for signature in signatures)
@@ -116,15 +117,15 @@ def training_growth(signatures: Sequence[SignatureMemory], state: int, session_b
 def run_growth(
     runtime: RuntimeOverhead, inputs: int, outputs: int, arena: int, nodes: int, over: int = 0
 ) -> int:
-    """The growth while one signature is open alone. Manifests store it as `peak_bytes`.
+    """The growth while only one signature is open. Manifests store it as `peak_bytes`.
 
     Args:
         runtime: The overhead of the runtime that runs the graph.
-        inputs: Bytes of the inputs, the state and the constants of the graph included.
+        inputs: Bytes of the inputs, including the state and the constants of the graph.
         outputs: Bytes of the outputs.
         arena: Bytes of the runtime arena.
-        nodes: Number of nodes that the runtime keeps in memory with the graph.
-        over: Bytes of the outputs that are written over inputs. They take no memory of their own.
+        nodes: Number of nodes of the graph that the runtime keeps in memory.
+        over: Bytes of the outputs that are written over inputs and so take no additional memory.
     """
     copies = (runtime.array_copies - 1) * (inputs + outputs)
     kept = copies + kept_bytes(arena, nodes, runtime.node_bytes)

@@ -1,9 +1,9 @@
 """The rate of one kind of operation at sizes that were not timed.
 
-For kinds with one size, rates are interpolated between the timings. For other kinds, a plane over
-the logarithms of the sizes, plus a Gaussian process, predicts the logarithm of the rate (seconds
-for each unit of work). Near a timed size, the prediction is close to the timing. Far from all timed
-sizes, the prediction is on the plane.
+The rate is in seconds for each unit of work. If operations of a kind have one size, the rate is
+interpolated between the timings. For other kinds, the logarithm of the rate is predicted: by a
+plane over the logarithms of the sizes, plus a Gaussian process. Near a timed size, the Gaussian
+process pulls the prediction to the timing. Far from all timed sizes, the plane alone decides.
 """
 
 import math
@@ -31,7 +31,7 @@ MOST_DOUBT = 0.5
 class Rates:
     """Predicts rates from the timings of one kind of operation.
 
-    All timings have the same number of sizes.
+    Each timing has the same number of sizes.
     """
 
     def __init__(self, timings: Sequence[Timing]) -> None:
@@ -40,7 +40,7 @@ class Rates:
         self.timings = sorted(timings, key=lambda t: (t.sizes, t.seconds))
 
     def seconds(self, sizes: Sequence[int]) -> float:
-        """Time of one operation of these sizes, in seconds."""
+        """Time in seconds of one operation with these sizes."""
         if len(sizes) == 1:
             return self.along(sizes[0])
         # The plane must not extrapolate, so sizes are limited to the timed range.
@@ -49,10 +49,10 @@ class Rates:
         return amount(self.kind, sizes) * math.exp(float(self.plane(at)[0] + near[0]))
 
     def along(self, size: int) -> float:
-        """Time of an operation of a kind with one size, in seconds.
+        """Time in seconds of an operation whose kind has one size.
 
         Between timings, the time is interpolated on logarithmic axes. Above the largest timed size,
-        the rate is that of the largest timed size.
+        the rate of this size is used.
         """
         sizes, seconds = zip(*((t.sizes[0], t.seconds) for t in self.timings), strict=True)
         if size > sizes[-1]:
@@ -64,8 +64,8 @@ class Rates:
     def doubt(self) -> float:
         """Relative error of interpolated times, by leave-one-out cross-validation.
 
-        For kinds with one size it is 0: their curve is simple, and their timings are too far apart
-        for cross-validation.
+        For a kind with one size the error is 0: the curve is simple, and the timings are too far
+        apart for cross-validation.
         """
         if len(self.timings[0].sizes) == 1 or len(self.timings) < 3:
             return 0.0
@@ -76,9 +76,8 @@ class Rates:
     def point(self, sizes: Sequence[int]) -> list[float]:
         """Coordinates of an operation of these sizes, as logarithms to base 2.
 
-        The first size (the number of images or matrices) is replaced by the total amount of work.
-        The coordinate of this amount counts half, because the time for one image hardly depends on
-        the number of images.
+        The total amount of work replaces the first size (the number of images or matrices). Its
+        coordinate is halved, because the time for one image hardly depends on the number of images.
         """
         return [0.5 * math.log2(amount(self.kind, sizes)), *map(math.log2, sizes[1:])]
 
@@ -118,13 +117,13 @@ class Rates:
         return max(NOISE**2, float(np.var(self.residuals)))
 
     def nearness(self, left: Numbers, right: Numbers) -> Numbers:
-        """Covariance of the residuals at two sets of points, (left, right)."""
+        """Covariance between the residuals at the points `left` and `right`, (left, right)."""
         squares = ((left[:, None] - right[None]) ** 2).sum(axis=2)
         return np.asarray(self.variance * np.exp(-0.5 * squares / LENGTH**2))
 
     @cached_property
     def inverse(self) -> Numbers:
-        """Inverse of the covariance of the timings, noise included, (timings, timings)."""
+        """Inverse of the covariance of the timings, including noise, (timings, timings)."""
         noise = NOISE**2 * np.eye(len(self.logs))
         return np.asarray(np.linalg.inv(self.nearness(self.points, self.points) + noise), float)
 

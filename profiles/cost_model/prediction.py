@@ -1,8 +1,9 @@
 """Prediction of a submodel's memory and time on a device, with upper bounds.
 
-Memory follows from the liveness of tensors in the graphs and the measured overhead of the runtime.
-Time follows from the operations of the graphs and the rates of a calibration. The relative errors
-come from `make bench-plan`. A plan compares the upper bounds with the budgets.
+Memory is computed from the lifetimes of the tensors in the graphs and from the measured overhead of
+the runtime. Time is computed from the operations of the graphs and the rates of a calibration. Each
+upper bound adds a relative error, which `make bench-plan` has measured. A plan compares the upper
+bounds with the budgets.
 """
 
 import math
@@ -61,12 +62,11 @@ def predict(
 
     Args:
         work: The workload of a submodel.
-        calibration: The calibration of the device. Without one, the memory overhead is that of
-            x86-64 and the time is unknown.
-        budget: The most memory in bytes that the process may use at its peak. The agent can run a
-            graph in a faster form that needs more memory. If this form may exceed the budget, the
-            prediction is for the plain form. If a web page measured the calibration, the budget is
-            ignored.
+        calibration: The calibration of the device. Without a calibration, the memory overhead of
+            x86-64 is used and the time is unknown.
+        budget: Limit of the process peak in bytes. The agent can run a graph in a faster form that
+            needs more memory. If this form may exceed the budget, the plain form is predicted. If a
+            web page measured the calibration, the budget is ignored.
 
     Raises:
         InputError: The calibration has not timed every kind of operation.
@@ -83,15 +83,15 @@ def predict(
 
 
 def in_browser(calibration: Calibration) -> bool:
-    """Whether a page has measured `calibration`. Pages cannot measure their memory."""
+    """Whether a web page has measured `calibration`. A page cannot measure its memory."""
     return calibration.runtime.startswith(WEB_RUNTIME)
 
 
 def predict_memory(work: Workload, overhead: MemoryOverhead) -> Figure:
     """Predict the process peak of the agent, with an upper bound.
 
-    The peak is reached while the agent trains, or while it records a stage. `memory_rule` states
-    the rule. The signatures of the training are open together, but only one stage is open at a
+    The agent reaches the peak when it trains or when it records a stage. `memory_rule` states the
+    rule. The signatures of the training are open at the same time, but only one stage is open at a
     time.
     """
 
@@ -137,10 +137,10 @@ class TimeModel:
     def batch(self, signatures: Sequence[SignatureWork]) -> Figure:
         """Predict the time of one batch in seconds.
 
-        Errors of the rates of one kind are fully correlated, so these errors add up. Errors of
-        different kinds are independent, so the root of the sum of their squares bounds the total.
-        If the device was too slow to time all cases, TIME_ERROR is divided by the share that was
-        timed.
+        Within one kind, the errors of the rates are fully correlated, so they add up. Between
+        kinds, the errors are independent, so the total error is the root of the sum of their
+        squares. If the device was too slow to time all cases, TIME_ERROR is divided by the share of
+        the timed cases.
         """
         kinds: dict[str, float] = defaultdict(float)
         total = 0.0
@@ -164,7 +164,7 @@ class TimeModel:
         return Figure(total, total + doubt)
 
     def fastest(self, work: Workload) -> Workload:
-        """Return `work`, with the graphs in Winograd's form if this form is faster."""
+        """Return `work`. If Winograd's form of the graphs is faster, the result has this form."""
         if self.has_blocks:
             return work
         other = in_winograd_form(work)
@@ -205,7 +205,7 @@ class TimeModel:
 
 
 def in_winograd_form(work: Workload) -> Workload:
-    """Return `work` with Winograd's form of each graph; a graph without such a form stays plain."""
+    """Return `work` with Winograd's form of each graph. A graph without this form stays plain."""
 
     def form(signature: SignatureWork) -> SignatureWork:
         if signature.winograd is None:

@@ -1,9 +1,10 @@
-"""Chooses a device's submodel: the strongest submodel with upper bounds within every budget.
+"""Chooses a device's submodel: the strongest submodel whose upper bounds are within the budgets.
 
 The functions are pure: they take candidates and budgets and return a plan. The strength of a
-submodel is the weight that the server gives its updates (FedHM eq. 2): the number in its spec, or
-the share of the global model that it trains. Of equally strong submodels, the submodel that needs
-less memory is better. If the memory is also equal, the faster submodel is better.
+submodel is the weight of its updates on the server (FedHM eq. 2). It is the number in the spec, or
+the share of the global model that the submodel trains. If two submodels are equally strong, the
+submodel that needs less memory is better. If the memory is also equal, the faster submodel is
+better.
 """
 
 from collections.abc import Iterable
@@ -90,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nearest(self) -> Row | None:
-        """If nothing fits, the candidate whose worst excess is smallest."""
+        """The candidate whose worst excess is smallest, for a plan in which nothing fits."""
         if self.chosen is not None or not self.rows:
             return None
         return min(self.rows, key=lambda row: excess_ratio(row.excesses[0]))

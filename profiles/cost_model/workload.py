@@ -1,8 +1,8 @@
-"""The work of a run of a graph: operations of a few kinds.
+"""Describes the work of one run of a graph as operations of a few kinds.
 
-One rate describes all operations of a kind, and `KINDS` gives the kind of each operator. The
+`KINDS` gives the kind of each operator. Operations of one kind share one rule for their time. The
 calibration times operations on the device, and the planner finds operations in graphs. Both
-describe an operation by `sizes`, which follow from the shapes of its inputs and outputs.
+describe an operation by `sizes`, which are computed from the shapes of its inputs and outputs.
 """
 
 import math
@@ -63,7 +63,7 @@ OTHER = "selection"
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """An operation of this kind and these sizes, done `count` times in a run."""
+    """An operation of the kind `kind` with these sizes. A run does it `count` times."""
 
     kind: str
     sizes: tuple[int, ...]
@@ -71,15 +71,15 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def amount(kind: str, sizes: Sequence[int]) -> int:
-    """Work of an operation: multiply-accumulates of a product, otherwise numbers processed."""
+    """Work of an operation: multiply-accumulates for products, otherwise processed numbers."""
     return math.prod(sizes) if kind in PRODUCTS else sizes[0]
 
 
 def sizes_of(kind: str, inputs: Shapes, outputs: Shapes) -> tuple[int, ...]:
     """The sizes that determine the time of an operation of `kind`.
 
-    - convolutions: (images * groups, filters of one group, positions, channels of one group,
-      positions of the kernel).
+    - convolutions: (images * groups, filters of a group, positions, channels of a group, positions
+      of the kernel).
     - products: (matrices, rows, columns, length).
     - broadcasts: (numbers, run length).
     - reductions: (numbers read, numbers written).
@@ -124,11 +124,11 @@ def product_sizes(left: Shape, right: Shape, result: Shape) -> tuple[int, ...]:
 
 
 def run_length(small: Shape, result: Shape) -> int:
-    """The length of a run of numbers when the shape `small` is broadcast to the shape `result`.
+    """The length of a run of numbers if the shape `small` is broadcast to the shape `result`.
 
-    A run is a row of neighbouring numbers of the result. If the last axis is broadcast, all numbers
-    of a run are computed from the same number of `small`. Otherwise each number of a run is
-    computed from the next number of `small`.
+    A run is a series of neighbouring numbers of the result. If the last axis is broadcast, one
+    number of `small` is used for all numbers of a run. Otherwise each number of a run uses the next
+    number of `small`.
     """
     sizes = [1] * (len(result) - len(small)) + list(small)
     run = 1
@@ -145,10 +145,10 @@ def run_length(small: Shape, result: Shape) -> int:
 
 
 def kind_of(operator: str, inputs: Shapes, outputs: Shapes) -> str:
-    """The kind of an operator with tensors of these shapes.
+    """The kind of an operator whose tensors have these shapes.
 
-    A matrix product has the kind `accumulated` if it is added to a matrix. For example, a gradient
-    is added to the momentum.
+    If a matrix product is added to a matrix, its kind is `accumulated`. An example is a gradient
+    that is added to the momentum.
     """
     kind = KINDS.get(operator, OTHER)
     if operator == "Gemm" and len(inputs) > 2 and math.prod(inputs[2]) == math.prod(outputs[0]):
@@ -181,7 +181,7 @@ def blocked_kind(operator: str, kernel: Shape) -> str:
 
 
 class FormWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and memory of another form of a graph; see SignatureWork."""
+    """Operations and memory of another form of a graph. SignatureWork explains the forms."""
 
     operations: tuple[Operation, ...]
     nodes: int
@@ -196,10 +196,10 @@ class SignatureWork(msgspec.Struct, frozen=True, kw_only=True):
     tensors of the device's state. `arena` is the runtime arena for the tensors between inputs and
     outputs.
 
-    `blocked` are the operations of the graph in blocked layout, for devices whose runtime has
-    blocked convolutions. It is empty if the graph has no blocked form. `nodes` and `arena` are the
-    larger values of the two forms. `winograd` is the graph's form by Winograd's method, for devices
-    that gain from it.
+    Some runtimes have convolutions in blocked layout. For them, `blocked` has the operations of the
+    graph's blocked form. It is empty if the graph has no such form. `nodes` and `arena` are each
+    the larger value of the plain and the blocked form. `winograd` is the graph's form by Winograd's
+    method, for devices on which this form is faster.
     """
 
     name: str
@@ -219,8 +219,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The work of a submodel for one batch, and the bytes that a round sends.
 
     `recording` are the stages of the multi-step forward pass; one is open at a time. The signatures
-    of `training` are open together and share `state`, counted by `memory_rule.state_bytes`. `down`
-    and `up` are the bytes that a round sends to and from the device.
+    of `training` are open at the same time and share `state`, which `memory_rule.state_bytes`
+    counts. In a round, the device receives `down` bytes and sends `up` bytes.
     """
 
     recording: tuple[SignatureWork, ...]

@@ -43,10 +43,10 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The machine of a measurement. Measurements of different machines are never merged.
+    """The machine of a measurement. Measurements from different machines are never merged.
 
-    If `kind` is `browser`, a page made the measurement. A page runs no Python, and it does not
-    report its processor or memory.
+    If `kind` is `browser`, a web page made the measurement. A page runs no Python, and it does not
+    know its processor or memory.
     """
 
     system: Text
@@ -79,7 +79,7 @@ class Duration(Struct, frozen=True, kw_only=True):
 
 
 class Pages(Struct, frozen=True, kw_only=True):
-    """Resident memory of a process in bytes: anonymous pages, and pages that belong to files."""
+    """Resident memory of a process in bytes, as anonymous pages and pages of files."""
 
     anonymous_bytes: Bytes
     file_bytes: Bytes
@@ -89,8 +89,9 @@ class Memory(Struct, frozen=True, kw_only=True):
     """Memory of the process that ran one phase, in bytes.
 
     `idle`: measured after Python, the runtime and the agent are loaded, before a bundle is opened.
-    `peak_bytes`: the process peak, which is the highest resident set between `idle` and the end
-    (VmHWM, reset before). `held`: measured after the last run, while the sessions are still open.
+    `peak_bytes`: the process peak, which is the largest resident set from `idle` to the end. It is
+    VmHWM, which is reset at `idle`. `held`: measured after the last run, before the sessions are
+    closed.
     """
 
     idle: Pages | None
@@ -111,21 +112,21 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Phase(Struct, frozen=True, kw_only=True):
-    """Time and memory of one part of the schedule for one batch, measured in a separate process.
+    """Time and memory of one part of the schedule for one batch. A separate process measures them.
 
     Roles:
 
     - `stage`: records activations (EmbracingFL's multi-step forward pass).
     - `initialise`: fills personal tensors once.
     - `forward`: predicts with the trained part.
-    - `step`: a single run of a training signature, if there are several.
-    - `train`: all training work for one batch.
+    - `step`: runs one training signature once, if the training has several signatures.
+    - `train`: does all training work for one batch.
     - `evaluate`: evaluates one batch.
 
-    `name` is the signature, or the names of all signatures. `cold_start_s` is the time from the
+    `name` is the name of the signature, or of all signatures. `cold_start_s` is the time from the
     start of the process until the sessions are ready. `first_s` is the time of the first run, and
-    `steady` has the times after the warm-up. `predicted_bytes` is the prediction of the manifest
-    for `above_idle_bytes`.
+    `steady` has the times after the warm-up. `predicted_bytes` is the manifest's prediction of
+    `above_idle_bytes`.
     """
 
     name: Text
@@ -161,14 +162,14 @@ class Sustained(Struct, frozen=True, kw_only=True):
 
     @property
     def slowdown(self) -> float:
-        """How much longer the median step takes at the end than at the start: 0.1 is 10% longer."""
+        """Relative growth of the median step from the start to the end: 0.1 means 10% longer."""
         return self.last.median_s / self.first.median_s - 1 if self.first.median_s else 0.0
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """Temperature, clock and power at one moment; None if the machine does not report a figure.
+    """Temperature, clock and power at one moment. Figures that are not reported are None.
 
-    `throttled` names what slows the processor now. `battery` is the charge from 0 to 1.
+    `throttled` names the reasons why the processor is slowed down. `battery` is the charge, 0 to 1.
     """
 
     temperature_c: Celsius | None = None
@@ -180,10 +181,10 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 class Energy(Struct, frozen=True, kw_only=True):
-    """Energy that was used, by all programs together.
+    """The energy that all programs of the machine used.
 
-    `source` is `processor` for the counter of the processor alone, and `battery` for the charge
-    that a battery lost.
+    If `source` is `processor`, the processor's counter measured only the processor. If it is
+    `battery`, the figure is the charge that the battery lost.
     """
 
     joules: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -196,10 +197,10 @@ class Energy(Struct, frozen=True, kw_only=True):
 class Method(Struct, frozen=True, kw_only=True):
     """How the figures were measured.
 
-    `source` is `profile` if each phase was measured in a separate process, and `training` if the
-    training of a round was measured. The figures are of `runs` runs, without the `warm_up_runs`
-    before them.
-    `threads` 0 means one for each core. `arena` describes the memory settings of the runtime.
+    If `source` is `profile`, each phase was measured in a separate process. If it is `training`,
+    the training of a round was measured. The figures come from `runs` runs. The `warm_up_runs`
+    earlier runs do not count. `threads` 0 means one for each core. `arena` describes the memory
+    settings of the runtime.
     """
 
     source: Literal["profile", "training"]
@@ -213,8 +214,8 @@ class Method(Struct, frozen=True, kw_only=True):
 class Validity(Struct, frozen=True, kw_only=True):
     """Whether the figures are reliable.
 
-    `invalid` gives the reasons why they are not reliable. `unstable` names the phases whose times
-    vary too much: their spread is above UNSTABLE_SPREAD.
+    `invalid` lists the reasons why the figures are not reliable. `unstable` names the phases whose
+    times vary too much: their spread is above UNSTABLE_SPREAD.
     """
 
     invalid: tuple[Text, ...] = ()
@@ -224,9 +225,9 @@ class Validity(Struct, frozen=True, kw_only=True):
 class Profile(Struct, frozen=True, kw_only=True):
     """Time and memory of one bundle on one machine.
 
-    `structure` is the SHA-256 of the bundle's signatures and tensor table. It is the same in all
+    `structure` is the SHA-256 of the bundle's signatures and tensor table. It stays the same in all
     rounds of one submodel and differs between models. `measured_at` is in UTC, ISO 8601. `energy`
-    was used in the whole measurement or training; None if the machine does not report it.
+    is the energy of the whole measurement or training, or None if the machine does not report it.
     """
 
     version: int = PROFILE_VERSION

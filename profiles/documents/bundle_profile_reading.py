@@ -1,4 +1,4 @@
-"""Reading profile documents, and comparing their machines and methods."""
+"""Reads profile documents, and compares their machines and methods."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -100,9 +100,9 @@ def machine_differences(machine: Machine, other: Machine) -> list[str]:
 
 
 def same_hardware(machine: Machine, other: Machine) -> bool:
-    """Whether two machines agree in all fields that a software update cannot change.
+    """Whether two machines have equal values in all fields that no software update can change.
 
-    If they agree, both may describe the same machine, before and after an update.
+    If they agree, both may describe one machine, before and after an update.
     """
     return not _differences(machine, other, HARDWARE)
 

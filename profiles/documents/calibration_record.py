@@ -1,6 +1,6 @@
 """The result of calibrating a device: the times of operations and the overhead of the runtime.
 
-From the result, time and memory of any graph can be predicted.
+This result is enough to predict the time and memory of any graph.
 """
 
 from typing import Annotated
@@ -31,7 +31,7 @@ Size = Annotated[int, Meta(ge=1, lt=2**53)]
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Time of one operation of this kind and these sizes: the shortest of several runs."""
+    """Time of one operation with this kind and these sizes: the shortest time of several runs."""
 
     kind: str
     sizes: tuple[Size, ...]
@@ -58,14 +58,14 @@ class MemoryOverhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and overheads of one device with one runtime and number of threads (0: all cores).
+    """Times and overheads of a device for one runtime and one number of threads (0: all cores).
 
-    `timings` include the work of the runtime for each operation. A run takes `run_s` longer than
-    its operations, and `port_s` more for each input and output. A node that computes nothing takes
+    `timings` include the runtime's own work for each operation. A run takes `run_s` longer than its
+    operations, and `port_s` more for each input and output. A node that computes nothing takes
     `node_s`. A step of a loop takes `loop_step_s` more than its body. Each byte that enters or
-    leaves a run takes `byte_s`, because pages copy inputs and outputs. `memory` is None if the
-    system does not report it. `timed_share` is below 1 on a device that was too slow to time all
-    cases.
+    leaves a run takes `byte_s`, because web pages copy inputs and outputs. `memory` is None if the
+    system does not report its memory. If the device was too slow to time all cases, `timed_share`
+    is below 1.
     """
 
     version: int = CALIBRATION_VERSION

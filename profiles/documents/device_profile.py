@@ -73,8 +73,8 @@ OF_THE_KIND = ("cores", "memory_bytes", "memory_available_bytes")
 def load_device(reference: str) -> DeviceProfile:
     """Load a device profile.
 
-    Use it to look at a device's figures, or to change some figures before `plan`. Otherwise pass
-    the name or the file to `plan`.
+    Use this to look at a device's figures, or to change figures before `plan`. For all other
+    purposes, pass the name or the file to `plan`.
 
     Args:
         reference: A file (.json or .toml), or the name of a built-in profile.
@@ -131,7 +131,7 @@ def built_in_profile(path: Path) -> DeviceProfile:
 
 
 def read_device(path: Path) -> DeviceProfile:
-    """Read the device profile in a file, see `load_device`."""
+    """Read the device profile in a file. `load_device` describes the files."""
     try:
         content = path.read_bytes()
     except OSError as error:

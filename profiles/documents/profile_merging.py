@@ -1,4 +1,4 @@
-"""Merging profiles of the same bundle on the same machine."""
+"""Merges profiles of one bundle on one machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,8 @@ from profiles.errors import InputError
 def read_merged(path: Path) -> Profile:
     """Read the profile in a file, or merge all profiles (`*.json`) of a folder.
 
-    Raises InputError as `read_profile` and `merge` do, and for a folder without profiles.
+    Raises InputError for the reasons of `read_profile` and `merge`, and for a folder without
+    profiles.
     """
     if not path.is_dir():
         return read_profile(path)
@@ -35,9 +36,9 @@ def read_merged(path: Path) -> Profile:
 def merge(profiles: Sequence[Profile]) -> Profile:
     """Merge profiles of one bundle on one machine.
 
-    The result has the medians of the medians, the widest spread and the highest peaks, so its
-    spread includes the spread between runs of the program. If one profile is invalid, for example
-    because of throttling, the result is invalid.
+    The result has the median of the medians, the widest spread and the highest peaks. So its spread
+    includes the differences between runs of the program. If one profile is invalid, for example
+    because of throttling, the result is also invalid.
 
     Args:
         profiles: At least one profile.

@@ -13,7 +13,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def profile_schema() -> bytes:
-    """The schema, generated from the structs, so that schema and structs always agree."""
+    """The schema. It is generated from the structs, so it always agrees with them."""
     schema = msgspec.json.schema(Profile)
     profile = schema["$defs"]["Profile"]
     profile["properties"]["version"] = {"const": PROFILE_VERSION}

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 class DeviceSecret:
     """The secret in a device's state folder.
 
-    The device makes a new secret itself, writes it to its folder, and then sends only its hash. So
-    a device that is killed at any moment has the secret that the coordinator knows: the present
-    secret or the next secret.
+    The device makes a new secret, writes it to its folder, and then sends only the secret's hash.
+    So even if the device is killed at any moment, it has the secret that the coordinator knows: the
+    present secret or the next secret.
 
     Args:
         folder: The state folder of a device that has joined.
@@ -33,7 +33,7 @@ class DeviceSecret:
         self._told = ""
 
     def work(self) -> Work:
-        """Ask what to do now. If the operator wants a new secret, make one first.
+        """Ask for the next work. If the operator wants a new secret, make the new secret first.
 
         Raises:
             AuthorisationError: The coordinator knows neither the present nor the next secret.

@@ -1,7 +1,7 @@
 """The identity of a device in its state folder, which every command reads.
 
-This module imports little: `status` and `doctor` need nothing else from the folder, and `doctor`
-must work even if libraries do not load.
+This module imports little. `status` and `doctor` need only the identity, and `doctor` must work
+even if libraries do not load.
 """
 
 from pathlib import Path
@@ -16,10 +16,10 @@ class Identity(Struct, frozen=True, kw_only=True):
     """The content of device.json.
 
     `token_sha256` is the hash of the join token that was used. `key` is the coordinator's public
-    key, which verifies all work; None if the device joined when coordinators had no keys.
-    `next_secret` is a new secret that the coordinator may have taken already.
-    `certificate` is the SHA-256 of the coordinator's certificate if it was given at the join.
-    `labels` is whether the federation's loss reads labels, so that the data must hold them.
+    key, which verifies all work. It is None if the device joined before coordinators had keys.
+    `next_secret` is a new secret that the coordinator may have accepted already. `certificate` is
+    the SHA-256 of the coordinator's certificate if `join` got this hash. `labels` tells whether the
+    federation's loss reads labels. If so, the data must have labels.
     """
 
     version: int = 1

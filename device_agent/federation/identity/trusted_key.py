@@ -1,4 +1,4 @@
-"""The coordinator's key that a device trusts. A new key is trusted if the old key has signed it."""
+"""The coordinator's key that a device trusts. A new key is trusted if the old key signed it."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ class TrustedKey:
     Args:
         folder: The state folder of a device that has joined.
         client: Asks the coordinator for changes of its key.
-        clock: The device's clock, which says whether a change is too old.
+        clock: The device's clock, which decides whether a change is too old.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class TrustedKey:
         self._key = folder.member().key
 
     def check(self, check: Callable[[str], None]) -> None:
-        """Call `check` with the trusted key, to check a message of the coordinator.
+        """Check a message of the coordinator: call `check` with the trusted key.
 
         If another key has signed the message, ask whether the coordinator has a new key, and call
-        `check` again with the new key. Nothing is checked on a device that joined when
-        coordinators had no keys.
+        `check` again with this key. If the device joined before coordinators had keys, nothing is
+        checked.
 
         Raises:
             TrustError: The message or the new key cannot be trusted.
@@ -105,7 +105,7 @@ def check_named_key(
 ) -> None:
     """Check `key` of an answer to a join against the `fingerprint` of the token.
 
-    Raises TrustError if `key` is neither the key of the token nor a key that has replaced it since.
+    Raises TrustError unless `key` is the key of the token or a later key that has replaced it.
     """
     try:
         check_key(key, fingerprint, client.url)

@@ -1,6 +1,6 @@
 """Finds out which of a device's two secrets the coordinator knows, the present or the next.
 
-This module imports little: `status` and `doctor` use it, and they do not need the device's key.
+This module imports little, because `status` and `doctor` use it without the device's key.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
-    """Call `ask` with the present secret of `identity`; if it is unknown, with the next secret.
+    """Call `ask` with the present secret of `identity`. If it is unknown, use the next secret.
 
-    A device first sends the hash of its next secret, and then makes this secret the present one. If
-    it is killed in between, the coordinator no longer knows the present secret.
+    A device first sends the hash of its next secret. Then it makes this secret the present secret.
+    If the device is killed between the two steps, the coordinator no longer knows the present
+    secret.
     """
     try:
         return ask(identity)
@@ -29,5 +30,5 @@ def with_valid_secret(identity: Identity, ask: Callable[[Identity], T]) -> T:
 
 
 def with_next_secret(identity: Identity, secret: str) -> Identity:
-    """`identity` with its next secret in place of its secret."""
+    """Return `identity` with its next secret as the present secret."""
     return msgspec.structs.replace(identity, secret=secret, next_secret=None)

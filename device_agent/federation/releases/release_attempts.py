@@ -10,7 +10,7 @@ from profiles.errors import LimitError
 
 
 class ReleaseAttempts:
-    """Counts in the file `path` how often in a row the agent was killed during a task."""
+    """Counts, in the file `path`, how often in a row the agent was killed during a task."""
 
     def __init__(self, path: Path) -> None:
         self._attempts = Attempts(path)

@@ -1,4 +1,4 @@
-"""Follows the coordinator's offers of releases, when the device has nothing to train."""
+"""Follows the coordinator's offers of releases while the device has nothing to train."""
 
 import logging
 import shutil
@@ -68,11 +68,11 @@ class Releases:
         received: The folder of the last received training bundle, with which the first release is
             compared.
         client: The coordinator.
-        check_signed: Calls a check with the coordinator's public key, as `TrustedKey.check` does.
+        check_signed: Calls a check with the coordinator's public key, like `TrustedKey.check`.
         trial: Compares a release with the present model.
-        tune: Fine-tunes a release; None if the owner has not agreed to that.
-        only_sums: Whether reports must have no figures of this device, because the federation uses
-            secure sums, or its samples are private.
+        tune: Fine-tunes a release; None if the owner has not agreed to fine-tuning.
+        only_sums: Whether reports must not contain figures of this device. This is so if the
+            federation uses secure sums or differential privacy for samples.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Releases:
         self._attempts = ReleaseAttempts(folder.attempts)
 
     def follow(self, offer: ReleaseOffer | None) -> None:
-        """Do what `offer` asks for, unless this is done already, and report the result.
+        """Do what `offer` asks for, unless it is already done, and report the result.
 
         Errors do not stop the rounds: they are logged, and the release is tried again later.
         """

@@ -1,7 +1,8 @@
 """The protocol between agent and coordinator, version 1, as plain dataclasses.
 
-The coordinator generates its OpenAPI page from these classes and the agent decodes into them, so
-both sides always agree. All messages are JSON over HTTP, usable from a browser's `fetch`.
+The coordinator generates its OpenAPI page from these classes, and the agent decodes messages into
+these classes. So both sides always agree. All messages are JSON over HTTP, so a browser's `fetch`
+can also send them.
 
     GET  /v1/invitation              join token   -> Invitation
     POST /v1/devices                 join token   JoinRequest -> JoinReply
@@ -18,17 +19,17 @@ both sides always agree. All messages are JSON over HTTP, usable from a browser'
     POST /v1/leave                   secret       ->
     GET  /v1/status                  secret or operator token -> Status
 
-An interrupted transfer can continue. A GET of a file takes `Range: bytes=N-` with the file's hash
-as `If-Range`. Before a PUT of tensors a device asks for their Upload. It then sends only the bytes
-after `received`, with the header `Upload-Offset`. Each device has at most one open upload: a new
-upload ends the old one.
+An interrupted transfer can continue. A GET of a file accepts `Range: bytes=N-` with the file's hash
+as `If-Range`. Before a PUT of tensors, a device asks for the Upload of these tensors. It then sends
+only the bytes after `received`, with the header `Upload-Offset`. Each device has at most one open
+upload: a new upload ends the previous upload.
 
 Tokens and secrets are sent as `Authorization: Bearer ...`. Every refusal is a Problem. A
 coordinator that is starting answers every request with 503 and the code PREPARING. A coordinator
-that is planning submodels gives the same answer to the join of a device whose submodel is not
-planned yet. A request with this answer had no effect: send it again.
+that plans submodels gives the same answer to a join if the device's submodel is not planned yet. A
+request with this answer had no effect, so the device sends the request again.
 
-A device is identified by the Ed25519 key pair that it generates, and it signs its join. It does not
-sign later requests: a signature would require reading the body of a streamed upload twice. Instead,
+A device generates an Ed25519 key pair, which identifies it, and signs its join. It does not sign
+later requests, because for a signature it would have to read the body of an upload twice. Instead,
 later requests contain the secret that the coordinator gave to the device.
 """

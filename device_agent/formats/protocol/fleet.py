@@ -21,12 +21,12 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """A device as the coordinator sees it. Bytes count message bodies over all rounds so far.
+    """A device's status on the coordinator. Bytes count message bodies over all rounds so far.
 
     `round` is the round that the device works on now. `note` is one of these texts: the reason for
     a pause or a stop, the round that closed before the device's update arrived, a failure of its
     submodel, or the reason why the device did not take a release. `release` is the release with
-    which the device predicts, by its last report; 0 is none.
+    which the device predicts, by its last report; 0 if there is none.
     """
 
     device: str
@@ -45,7 +45,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEvaluation:
-    """How the devices of a kind judge two models: the received model, and their own after training.
+    """How the devices of a kind judge the received model, and their own models after training.
 
     The figures are pooled: they are computed from sums over all devices. `counted` is the number of
     labels that count, and `loss` is the mean over these labels. `accuracy` and `correct` are None
@@ -71,12 +71,13 @@ class KindEvaluation:
 class FederatedEvaluation(KindEvaluation):
     """How all devices judge a global model, which they received in `round`.
 
-    In `mean_accuracy` and `mean_loss` each device counts once, whatever its number of samples.
-    `worst_accuracy` and `worst_loss` are means over the tenth of the devices with the worst figure.
-    Under secure aggregation these four figures are None, and `kinds` has submodels as keys. `kinds`
-    has the pooled figures of each kind of devices. A kind with a reduced submodel judges the
-    reduced model. `classes` has the number of labels and of correct predictions of each class, over
-    the `reporting_classes` devices that report them.
+    In `mean_accuracy` and `mean_loss` all devices have equal weight, even if their numbers of
+    samples differ. `worst_accuracy` is the mean over the tenth of the devices with the lowest
+    accuracy, and `worst_loss` the mean over the tenth with the highest loss. `kinds` has the pooled
+    figures of each kind of devices. A kind with a reduced submodel judges the reduced model. Under
+    secure aggregation the means and worst figures are None, and the keys of `kinds` are submodels.
+    `classes` has, for each class, the number of labels and of correct predictions, over the
+    `reporting_classes` devices that report them.
     """
 
     round: int
@@ -103,7 +104,7 @@ class FederatedEvaluation(KindEvaluation):
 
 
 class Measured(Protocol):
-    """Figures of an evaluation that may have more than accuracy and loss."""
+    """An evaluation that may have further figures in addition to accuracy and loss."""
 
     @property
     def rmse(self) -> float | None:
@@ -144,10 +145,10 @@ def _figures(accuracy: float | None, loss: float) -> str:
 class HeldOutFigures:
     """Further figures on the coordinator's held-out data, in addition to accuracy and loss.
 
-    `classes` has the number of labels and of correct predictions of each class; it is None for a
-    regression, for label sequences and above 1,000 classes. Only a regression has `rmse`, the root
-    of the mean squared error, and `mae`, the mean absolute error. `metrics` are further figures
-    that the loss computes, by name, as means over the samples.
+    `classes` has, for each class, the number of labels and of correct predictions. It is None for a
+    regression, for label sequences and if there are more than 1,000 classes. Only a regression has
+    `rmse`, the root of the mean squared error, and `mae`, the mean absolute error. `metrics` are
+    further figures that the loss computes, by name, as means over the samples.
     """
 
     classes: list[tuple[int, int]] | None = None
@@ -165,9 +166,9 @@ class Limited:
     """What the coordinator limited in an update.
 
     `tensors` is the number of limited tensors. The change of `tensor` exceeded its limit most, by
-    the factor `times`. The device claimed `samples`, and only `counted` of them count. Both are
-    None if all samples count. If `too_far`, the judge found that the model is better if the update
-    counts less.
+    the factor `times`. The device reported `samples` samples, but only `counted` of them count.
+    `samples` and `counted` are None if all samples count. If `too_far` is set, the judge found that
+    the model is better if the update counts less.
     """
 
     times: float = 1.0
@@ -201,13 +202,13 @@ class Limited:
 
 @dataclass(frozen=True, kw_only=True)
 class SpentPrivacy:
-    """What the rounds up to this one have spent of a privacy budget, and the round's mechanism.
+    """How much of a privacy budget all rounds until now have spent, and how this round adds noise.
 
     The models are (`epsilon`, `delta`)-differentially private for each device. `budget` is the
-    largest epsilon; None without a limit. Each device was asked with the `probability`. The noise
-    in the sum of the changes has the standard deviation `noise_multiplier` * `clip`. If `clip`
-    follows a quantile, the noise is a little larger. Then `within` is the noised share of the
-    round's devices with a change of at most `clip`.
+    largest allowed epsilon; None without a limit. `probability` is the probability with which each
+    device was asked. The noise in the sum of the changes has the standard deviation
+    `noise_multiplier` * `clip`. If `clip` follows a quantile, the noise is a little larger, and
+    `within` is the noised share of the round's devices whose change was at most `clip`.
     """
 
     epsilon: float
@@ -228,14 +229,15 @@ class SpentPrivacy:
 class RoundResult:
     """The quality of the global model after `round` (0: before training).
 
-    `accuracy` and `loss` are measured on the coordinator's held-out data; `accuracy` is None for a
-    regression, and both are None without such data. `held_out` has further figures on these data,
-    if there are any. `devices` is the judgement of the devices that received this model; None
-    before they have answered, and if they are not asked. `left_out` states by device why an update
-    was not used. `limited` states by device what was limited in an update. If the round selected
-    its devices, `asked` is their number. `changes` are the settings that changed before this round,
-    like "training.epochs: 1 -> 2". In asynchronous rounds, `staleness` says how many of the updates
-    had the staleness 0, 1, 2 and so on. With differential privacy, `privacy` is the spent budget.
+    `accuracy` and `loss` are measured on the coordinator's held-out data. Without such data, both
+    are None. For a regression, `accuracy` is None. `held_out` has further figures on the held-out
+    data, if there are any. `devices` is the judgement of the devices that received this model. It
+    is None if these devices are not asked or have not answered yet. `left_out` states for each
+    device why its update was not used. `limited` states for each device what was limited in its
+    update. If the round selected its devices, `asked` is the number of selected devices. `changes`
+    are the settings that changed before this round, like "training.epochs: 1 -> 2". In asynchronous
+    rounds, `staleness` counts the updates with staleness 0, 1, 2 and so on. With differential
+    privacy, `privacy` is the spent budget.
     """
 
     round: int
@@ -252,9 +254,10 @@ class RoundResult:
     privacy: SpentPrivacy | None = None
 
     def judgement(self) -> tuple[float | None, float] | None:
-        """The accuracy and loss by which rounds are compared; None if there are none yet.
+        """The accuracy and loss by which rounds are compared; None if they are not known yet.
 
-        Both are measured on held-out data. Without such data, they are measured on the devices.
+        They are measured on the coordinator's held-out data, or on the devices if there are no such
+        data.
         """
         if self.loss is not None:
             return self.accuracy, self.loss
@@ -274,9 +277,9 @@ class RoundResult:
 class SelectedDevices:
     """The open round of a federation that selects some devices for each round.
 
-    The round has asked `asked` devices, and closes when `goal` updates have come; `came` updates
-    have come so far. In the last closed round, `last_round`, `not_needed` devices were too late:
-    their updates were no longer needed.
+    The round has asked `asked` devices. It closes after `goal` updates; `came` updates have arrived
+    so far. `last_round` is the last closed round. In it, the updates of `not_needed` devices came
+    too late and were no longer needed.
     """
 
     asked: int
@@ -297,7 +300,7 @@ class SelectedDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyFollowed:
-    """How many of the member `devices` trust the newest key of the coordinator, as far as known.
+    """How many of the `devices` members are known to trust the coordinator's newest key.
 
     Other devices can follow until the time `until`, in seconds since 1970.
     """
@@ -309,9 +312,10 @@ class KeyFollowed:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """The coordinator is preparing `submodel`, which is number `number` (from 1) of `total`.
+    """The coordinator is preparing `submodel`. It is submodel `number` (from 1) of `total`.
 
-    `task` says what the coordinator prepares: bundles of the next round, or workloads for its plan.
+    `task` tells what is prepared: bundles of the next round, or workloads for the coordinator's
+    plan.
     """
 
     task: Literal["bundles", "plan"]
@@ -333,22 +337,23 @@ class Status:
     """The whole fleet.
 
     `devices` lists the first MOST_LISTED devices, in the order in which they joined. `states` has
-    the number of all devices by state; earlier versions do not send it, and list all devices.
+    the number of devices in each state. Earlier versions do not send `states`, and list all
+    devices.
 
-    `round` counts from 1; it is 0 while devices enrol. With `rounds` = 0 there is no last round.
+    `round` counts from 1; it is 0 while devices enrol. If `rounds` is 0, there is no last round.
 
     `kinds` is the number of kinds of devices. For `kinds_ready` of these kinds, the bundle of the
-    next or present round is ready. In the state `judging` the rounds are over, and devices judge
-    the last model. `preparing` lists the coordinator's present preparations. `warnings` are
+    next or present round is ready. In the state `judging`, all rounds are over, and devices judge
+    the last model. `preparing` lists the present preparations of the coordinator. `warnings` are
     sentences for the operator, for example that the model gets worse. `model_round` is the round
-    that produced the global model: after a rollback it is not the last of `history`. `history` has
-    the last 1,000 rounds.
+    that produced the global model. After a rollback, this is not the last round of `history`.
+    `history` has the last 1,000 rounds.
 
-    `closed_connections` counts connections that the coordinator has closed since its start because
-    there were too many. `key` is the public key of the coordinator's signatures; earlier versions
-    do not send it. `release` is the number of the newest release, if there is one. `selected` is
-    None unless a round is open for some devices only. `new_key` is None if the coordinator's key
-    was never replaced, or if all devices have followed.
+    `closed_connections` counts the connections that the coordinator has closed since its start
+    because too many were open. `key` is the public key of the coordinator's signatures. Earlier
+    versions do not send `key`. `release` is the number of the newest release, if there is one.
+    `selected` is None unless a round is open for selected devices only. `new_key` is None if the
+    coordinator's key was never replaced, or if all devices trust the new key.
     """
 
     version: int = 1

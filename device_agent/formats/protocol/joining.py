@@ -16,12 +16,11 @@ class Invitation:
     """The description of a federation for the holder of a join token.
 
     `title`, `purpose` and `contact` are lines that the operator wrote. `rounds` is the number of
-    rounds; with 0 there is no last round. A round takes at most `round_s` seconds. A device
-    receives and sends `first_bytes` in its first round and `round_bytes` in each later round; both
-    are 0 while they are unknown. `evaluation` is None unless the devices judge the models.
-    `secure` is None unless devices add up their updates in secure sums.
-    `signature` is the coordinator's signature of `signed_work.invitation_text`; the public key
-    `key` verifies it.
+    rounds. If it is 0, there is no last round. A round takes at most `round_s` seconds. A device
+    receives and sends together `first_bytes` in its first round and `round_bytes` in each later
+    round. Unknown values are 0. If the devices do not judge models, `evaluation` is None. If they
+    do not add up their updates in secure sums, `secure` is None. `signature` is the coordinator's
+    signature of `signed_work.invitation_text`. The public key `key` verifies this signature.
     """
 
     title: str = ""
@@ -39,14 +38,14 @@ class Invitation:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """A device asks to join, under a name that its owner recognises.
+    """A device asks to join. `name` is a name that the device's owner recognises.
 
     `public_key` (32 bytes) and `signature` (64 bytes, over `join_text`) are raw Ed25519 values in
-    base64. `timestamp` is the device's clock in seconds since 1970; the coordinator refuses a join
-    whose timestamp is far from its own clock. `machine` has the fields of
-    `bundle_profile.Machine`. `profile` has the fields of `device_profile.DeviceProfile`; a
-    coordinator that plans submodels requires it. A second join with the same key returns the same
-    device with a new secret. Each signature is accepted once, so a second join needs another
+    base64. `timestamp` is the device's time in seconds since 1970. If it is far from the
+    coordinator's time, the coordinator refuses the join. `machine` has the fields of
+    `bundle_profile.Machine`. `profile` has the fields of `device_profile.DeviceProfile`. A
+    coordinator that plans submodels requires `profile`. A second join with the same key returns the
+    same device with a new secret. Each signature is accepted once, so a second join needs another
     `timestamp`.
     """
 
@@ -69,10 +68,10 @@ def join_text(token: str, public_key: str, timestamp: int) -> bytes:
 class JoinReply:
     """The device's id, its secret for all later requests, and its submodel.
 
-    `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device keeps this
+    `key` is the coordinator's public key: 32 raw bytes of Ed25519 in base64. The device stores this
     key and trains only work that the key verifies. `preprocessing`, `sample_shape` and `label_type`
-    are the same as in the later manifests, so that an owner can choose data before the first round.
-    `arrays` are the names of the arrays of a file, if they are not `x` and `y`.
+    have the values of the later manifests, so that an owner can choose data before the first round.
+    `arrays` are the names of the arrays in a file, if these are not `x` and `y`.
     """
 
     device: str
@@ -87,12 +86,12 @@ class JoinReply:
 
 @dataclass(frozen=True, kw_only=True)
 class NewSecret:
-    """The answer of a device that was asked for a new secret: the hash of the new secret.
+    """The answer of a device that was asked for a new secret. It has the hash of the new secret.
 
-    `challenge` is `new_secret` of the Work. `secret_sha256` is the SHA-256 of the new secret, in
-    hexadecimal digits. `signature` is a signature of `secret_text` with the key of the join, so
-    that nobody who knows only the old secret can make a new secret. When the coordinator has
-    accepted this answer, the old secret is void.
+    `challenge` is the `new_secret` of the Work. `secret_sha256` is the SHA-256 of the new secret,
+    in hexadecimal digits. `signature` is a signature of `secret_text` with the device's key of the
+    join. So nobody who knows only the old secret can set a new secret. After the coordinator has
+    accepted this answer, the old secret is no longer valid.
     """
 
     challenge: Annotated[str, Meta(max_length=100)]

@@ -9,9 +9,10 @@ from device_agent.formats.manifest import Count
 class KeyChange:
     """The coordinator has replaced its key `old` by `new`.
 
-    Both are public keys: 32 raw bytes of Ed25519 in base64. Devices and join tokens with the old
-    key may change to the new key until `until`, in seconds since 1970; `made` is the time of the
-    change. `signature` is a signature of `signed_work.key_change_text` with the old key, in base64.
+    Both are public keys: 32 raw bytes of Ed25519 in base64. `made` is the time of the change.
+    Devices and join tokens with the old key may change to the new key until the time `until`. Both
+    times are in seconds since 1970. `signature` is a signature of `signed_work.key_change_text`
+    with the old key, in base64.
     """
 
     old: str

@@ -10,18 +10,18 @@ from profiles.errors import UpdateError
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOffer:
-    """The release with which a device should predict: an inference bundle with the released model.
+    """The release with which a device should predict, as a bundle that only predicts.
 
-    Releases are numbered from 1; `round` is the round whose model the release has. `files` are the
-    files of the bundle. If `back`, the operator has withdrawn a later release, and the device
-    returns to this release without a trial. The number 0, without files, stands for no release.
-    With `evaluation` the device tries the release on the samples that it keeps apart, and reports
-    counts. `issued` is the time of the operator's last change, in seconds since 1970. `signature`
-    is the coordinator's signature of `signed_work.release_text`.
+    `number` counts releases from 1. If it is 0, there are no files, and the device should have no
+    release. `round` is the round whose model the release has. `files` are the files of the bundle.
+    If `back` is set, the operator has withdrawn a later release, and the device returns to this
+    release without a trial. If `evaluation` is set, the device tries the release on the samples on
+    which it never trains, and reports counts. `issued` is the time of the operator's last change,
+    in seconds since 1970. `signature` is the coordinator's signature of `signed_work.release_text`.
 
-    With `fine_tune` a device whose owner agrees trains the released model for this number of
-    steps on its own samples, and keeps the better model. `training` are the files of the bundle
-    that the device trains.
+    If `fine_tune` is set and the owner agrees, the device trains the released model for `fine_tune`
+    steps on its own samples, and uses the better model. `training` are the files of the bundle for
+    this training.
     """
 
     number: Count
@@ -39,14 +39,14 @@ class ReleaseReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer of a device to the offer of a release. A later answer replaces it.
 
     Attributes:
-        number: The release that was offered; 0 if all were withdrawn.
+        number: The release that was offered; 0 if all releases were withdrawn.
         bundle: SHA-256 of the manifest of the offered bundle; empty if `number` is 0.
-        taken: Whether the device predicts with the offered release now.
-        runs: The release with which the device predicts now; 0 if there is none.
+        taken: Whether the device now predicts with the offered release.
+        runs: The release with which the device now predicts; 0 if there is none.
         code: Error code of the reason why the release was not taken.
         reason: The same reason as a sentence, without folder names.
-        before: Counts of the model that the device had. None if the federation does not evaluate
-            on devices, or if there was no trial.
+        before: Counts of the model that the device had before. None if the federation does not
+            evaluate on devices, or if there was no trial.
         after: Counts of the offered release. None in the same cases as `before`.
         fine_tuned: Counts of the release after fine-tuning on this device. None without
             fine-tuning.

@@ -1,4 +1,4 @@
-"""The work of a round, and what a device reports about it."""
+"""The work of a round, and the reports of a device about this work."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -23,8 +23,8 @@ code, the model is the cause."""
 class InputSummary:
     """The 5%, 50% and 95% quantiles of each channel, with two digits.
 
-    Channels are the first axis of a sample. With more than 64 channels, the quantiles are over all
-    channels together.
+    Channels are the first axis of a sample. If there are more than 64 channels, the quantiles are
+    computed over all channels together.
     """
 
     channels: Annotated[tuple[tuple[Finite, Finite, Finite], ...], Meta(max_length=MOST_CHANNELS)]
@@ -34,27 +34,30 @@ class InputSummary:
 class Work:
     """The next task of a device: `train` the offered files for `round`, `wait`, or stop.
 
-    After the last round, devices that have sent counts are asked once to `judge` the last model:
-    they evaluate the offered files and send a Judgement. The devices of a committee are asked to
-    judge the new model of their round. It is a `candidate`, which nobody should use before it is
-    published; the signature does not cover this field.
+    After the last round, the coordinator asks each device that has sent counts to `judge` the last
+    model one time: the device evaluates the offered files and sends a Judgement. It asks the
+    devices of a committee to judge the new model of their round. This model is a `candidate`:
+    nobody should use it before it is published. The signature does not cover the field `candidate`.
 
-    The first round opens when `expected` devices have joined; `joined` is their number so far.
-    Later, `expected` and `joined` are 0. `issued` is the coordinator's time when it signed the
-    work, in seconds since 1970. `signature` is the coordinator's signature of
+    The first round opens when `expected` devices have joined. `joined` devices have joined so far.
+    In later rounds, `expected` and `joined` are 0. `issued` is the coordinator's time when it
+    signed the work, in seconds since 1970. `signature` is the coordinator's signature of
     `signed_work.work_text`: raw Ed25519 in base64. A device that waits asks again after
-    `ask_again_s` seconds; with 0 the device chooses the time. `inputs` summarises the coordinator's
-    own samples. A device that gets `inputs` sends a summary of its own samples, and warns its owner
-    if the two differ much. The signature does not cover `inputs`, because nothing else depends on
-    it. With `evaluation` the update's record also holds counts, see EvaluationRequest. A device
-    that has nothing to train is offered a `release`, which has a signature of its own. With
-    `budget_s` a training ends after the batch in which it has computed for this many seconds; older
-    agents ignore this field. The signature does not cover `budget_s`: an attacker who changes it
-    can only shorten a training. If `ask_again_s` is positive after the last round, the device stays
-    for releases. `note` tells the owner why the device waits, if an operator decided so or if the
-    round already had enough updates. `new_secret` is not empty if the operator wants the device to
-    make a new secret: the device answers this challenge with a NewSecret. With `secure` the device
-    does not send its update: it adds the update to a secure sum, see `secure_sums.py`.
+    `ask_again_s` seconds. If this is 0, the device chooses the time. `inputs` summarises the
+    coordinator's own samples. A device that gets `inputs` sends a summary of its own samples, and
+    warns its owner if the two summaries differ much. The signature does not cover `inputs`, because
+    nothing else depends on them. If `evaluation` is set, the update's record also has counts, see
+    EvaluationRequest. A device that has nothing to train is offered a `release`, which has a
+    separate signature.
+
+    If `budget_s` is set, a training ends after the batch in which it has computed for this many
+    seconds. Older agents ignore `budget_s`. The signature does not cover it, because an attacker
+    who changes it can only shorten a training. If `ask_again_s` is positive after the last round,
+    the device continues to ask for releases. `note` tells the owner why the device waits: an
+    operator decided it, or the round already has enough updates. If `new_secret` is not empty, the
+    operator wants the device to make a new secret: the device answers this challenge with a
+    NewSecret. If `secure` is set, the device does not send its update but adds it to a secure sum,
+    see `secure_sums.py`.
     """
 
     state: Literal["train", "wait", "judge", "finished"]
@@ -96,7 +99,8 @@ class Receipt:
 class SubmodelFailure:
     """Training `submodel` failed `failures` times in a row. `reason` describes the last failure.
 
-    `code` is the error code of the last failure, and `round` its round; older agents omit both.
+    `code` is the error code of the last failure, and `round` is its round. Older agents omit both
+    fields.
     """
 
     submodel: str
@@ -121,7 +125,7 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """The device gets the smaller `submodel` from `round` on; None if there is no smaller one."""
+    """From `round` on, the device gets the smaller `submodel`; None if no submodel is smaller."""
 
     submodel: str | None
     round: int

@@ -1,4 +1,4 @@
-"""Messages of secure aggregation: devices add up their updates behind masks that cancel.
+"""Messages of secure aggregation: devices add up masked updates, and the masks cancel in the sum.
 
 keys      each device sends two new public keys
 shares    each device sends shares of its secrets, encrypted for its neighbours
@@ -26,7 +26,7 @@ MOST_SAMPLES = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class SumPrivacy:
-    """Differential privacy of a sum, for which devices clip their changes and add noise themselves.
+    """Differential privacy of a sum. Each device clips its change and adds noise to it.
 
     Attributes:
         clip: The largest L2 norm of a device's change.
@@ -44,10 +44,10 @@ class SecureTerms:
     Attributes:
         fewest: The smallest number of devices in a sum.
         most_change: The most by which a number of an update may change; larger changes are clipped.
-        most_samples: The most samples that count; a device with more samples counts with
-            this number.
-        privacy: Differential privacy of the sum, or None. With privacy, `most_change` has no
-            meaning, all devices count the same, and a sum has no losses and steps.
+        most_samples: The most samples that count for a device. A device with more samples has the
+            same weight.
+        privacy: Differential privacy of the sum, or None. If `privacy` is set, `most_change` is not
+            used, all devices have equal weight, and a sum has no losses and steps.
     """
 
     fewest: Annotated[int, Meta(ge=FEWEST)]
@@ -90,8 +90,9 @@ class SecureStep:
       sender.
     - `confirm`: sign `present_text` of `present`, the devices whose update has come.
     - `unmask`: send shares for `present`. `confirmations` are the signatures, by device.
-    - `over`: the sum contains this device's update, or is completed without this update.
-    - `again`: the coordinator knows no keys of this device: send new keys, for another attempt.
+    - `over`: the device's part is over. The sum contains its update, or is completed without it.
+    - `again`: send new keys for another attempt, because the coordinator knows no keys of this
+      device.
     """
 
     step: Step
@@ -129,8 +130,8 @@ class SecureConfirmation:
 class SecureUnmasking:
     """Shares in base64, by the device whose secret is shared.
 
-    `seeds` has the shares of devices whose update has come. `keys` has the shares of
-    the other devices.
+    `seeds` has the shares of devices whose update has arrived. `keys` has the shares of devices
+    whose update is missing.
     """
 
     seeds: Annotated[dict[Identifier, Base64], Meta(max_length=300)]
@@ -170,10 +171,10 @@ def keys_text(
 ) -> bytes:
     """The text that a device signs in its SecureKeys.
 
-    The text has the terms, because a coordinator could tell each device other terms. With a huge
-    `most_change` or `most_samples`, the update of a device is almost zero in the sum. If all other
-    devices had such terms, the sum would be the update of a single device. For the same reason the
-    text has `apart`, the share of samples that devices keep apart to judge models.
+    The text contains the terms, because a coordinator could tell each device different terms. If a
+    device has a huge `most_change` or `most_samples`, its update is almost zero in the sum. If all
+    other devices had such terms, the sum would be the update of a single device. For the same
+    reason the text contains `apart`, the share of samples that devices use only to judge models.
     """
     lines = ["edgetailor-secure-keys-1", str(round_), bundle, terms_line(terms)]
     lines += [f"evaluation {round(apart * 1e6)}", mask_key, share_key]

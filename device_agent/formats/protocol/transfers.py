@@ -14,7 +14,7 @@ class FileOffer:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """How many bytes of a device's tensors the coordinator has, and whether these are all."""
+    """How many bytes of a device's tensors the coordinator has, and whether all bytes are there."""
 
     received: int
     complete: bool = False

@@ -1,4 +1,4 @@
-"""The parts of a blocked form that depend on how many samples a batch has."""
+"""The parts of a blocked form that depend on the number of samples in a batch."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,12 @@ Way = Callable[[], Value]
 
 
 def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_batch: Way) -> Value:
-    """Compute a value by `full` if `image` has `layout.batch` samples, else by `any_batch`.
+    """If `image` has `layout.batch` samples, compute a value by `full`; else by `any_batch`.
 
     `full` may work only for this number of samples. For example, `full` may treat each channel of
     each sample as a channel of one image. If the graph accepts any number of samples, an If
-    operator holds the nodes of both ways and chooses one at run time. The result has this `shape`.
-    Both ways may read blocked forms of images; the blocked forms must exist before the call.
+    operator contains the nodes of both ways and chooses a way at run time. The result has the shape
+    `shape`. Both ways may read blocked forms of images, which must exist before the call.
     """
     batch = dims_of(image)[0]
     if batch is not None:
@@ -29,7 +29,7 @@ def by_batch(layout: BlockedValues, image: Value, shape: Dims, full: Way, any_ba
 
 
 def branch(layout: BlockedValues, way: Way) -> ir.Graph:
-    """Return a graph of the nodes that `way` adds; its only output is the value that `way` returns.
+    """Return a graph of the nodes that `way` adds. Its only output is the value that `way` returns.
 
     The nodes may read values of the enclosing graph.
     """
@@ -52,7 +52,7 @@ def is_full(layout: BlockedValues, image: Value) -> Value:
 
 
 def batch_of(layout: BlockedValues, *values: Value) -> object:
-    """Return a key for the batch size of `values`, which all have the same batch size.
+    """Return a key for the batch size of `values`, which must all have the same batch size.
 
     Equal keys mean equal batch sizes. If the batch size of one of `values` also occurs in the shape
     of a graph input, this size is the key. Otherwise the key is the first value itself.
@@ -68,5 +68,5 @@ def count_of(layout: BlockedValues, value: Value, axis: int) -> Value:
 
 
 def filled(count: int | None, unit: int) -> int | None:
-    """`count` rounded up to a multiple of `unit`; None if `count` is not known."""
+    """Round `count` up to a multiple of `unit`. Returns None if `count` is not known."""
     return None if count is None else -(-count // unit) * unit

@@ -1,4 +1,4 @@
-"""Convolutions in ONNX Runtime's blocked layout, and sums and ReLUs that become part of them.
+"""Convolutions in ONNX Runtime's blocked layout, and sums and ReLUs that they include.
 
 A blocked convolution adds a vector and an image to its result and applies a ReLU in one pass.
 """
@@ -79,8 +79,8 @@ def scale_and_shift(layout: BlockedValues, node: Node) -> bool:
 def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
     """Return the blocked convolution that computes `value`.
 
-    Returns None if `value` has several readers, or if no blocked convolution without a ReLU
-    computes it.
+    Returns None if several nodes read `value`, or if it is not computed by a blocked convolution
+    without a ReLU.
     """
     # Earlier readers of the plain form are no longer among the uses, but `restored` has `value`.
     if value not in layout.images or value in layout.restored or len(list(value.uses())) != 1:
@@ -91,7 +91,7 @@ def only_read(layout: BlockedValues, value: Value | None) -> Node | None:
 
 
 def activation(layout: BlockedValues, node: Node) -> bool:
-    """Convert a ReLU that the convolution before it can compute; False for other ReLUs."""
+    """Convert a ReLU if the convolution before it can compute it. Returns False otherwise."""
     (value,) = node.inputs
     maker = only_read(layout, value)
     if maker is None:
@@ -101,7 +101,7 @@ def activation(layout: BlockedValues, node: Node) -> bool:
 
 
 def image_sum(layout: BlockedValues, node: Node) -> bool:
-    """Convert a sum of two images if the convolution of one image can add the other image."""
+    """Convert a sum of two images if the convolution that computes one can add the other."""
     left, right = node.inputs
     if left is right or dims_of(left)[1:] != dims_of(right)[1:]:
         return False
@@ -117,7 +117,7 @@ def vector_sum(layout: BlockedValues, node: Node, value: Value, shift: Value) ->
     """Convert value + shift if the convolution that computes `value` can add the vector `shift`.
 
     Returns False otherwise. Such a sum occurs if the backward pass computes the input of a batch
-    norm again and subtracts the mean, which is then known.
+    norm again and subtracts the mean, which is known in the backward pass.
     """
     maker = only_read(layout, value)
     if maker is None or len(maker.inputs) > 2:
@@ -134,10 +134,9 @@ def extended(layout: BlockedValues, maker: Node, node: Node, inputs: list[Value 
 
 
 def scaled_summand(layout: BlockedValues, node: Node) -> bool:
-    """Convert the product of an image and a number to a convolution, if only a sum reads it.
+    """If only a sum reads the product of an image and a number, convert it to a convolution.
 
-    This convolution can then compute the sum as well (see `image_sum`). Returns False for other
-    products.
+    This convolution can also compute the sum (see `image_sum`). Returns False for other products.
     """
     value, result, readers = node.inputs[0], node.outputs[0], list(node.outputs[0].uses())
     number = value_of(node.inputs[1])

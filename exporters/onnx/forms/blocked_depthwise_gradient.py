@@ -39,8 +39,8 @@ def depthwise_gradient(layout: BlockedValues, gradient: Gradient, result: Dims) 
 def by_samples(layout: BlockedValues, gradient: Gradient) -> Value:
     """Return the gradient (1, C, *size) of a full batch: the sum of the gradients of its samples.
 
-    One convolution computes the gradients of all samples. This convolution treats each channel of
-    each sample as a channel of one image, so nothing is copied.
+    One convolution computes the gradients of all samples. It treats each channel of each sample as
+    a channel of one image, so nothing is copied.
     """
     samples, channels = layout.batch, gradient.groups
     groups, count = samples * channels, channels * math.prod(gradient.size)
@@ -58,7 +58,7 @@ def in_one_column(layout: BlockedValues, gradient: Gradient) -> Value:
 
     All images are stacked in one column, with rows of zeros between them. The gradients of the
     layer's output are stacked in another column. One convolution, whose kernel is the second
-    column, computes the sum over all samples. This takes two to four times as long as `by_samples`.
+    column, computes the sum over all samples. It takes two to four times as long as `by_samples`.
     """
     channels, step = gradient.groups, gradient.dilations[0]
     high, rows = sizes_of(gradient.image)[2], sizes_of(gradient.moved)[2]
@@ -81,7 +81,7 @@ def rows_below(gradient: Gradient) -> int:
 def column(layout: BlockedValues, value: Value, apart: int, channels: tuple[int, int]) -> Value:
     """Stack the images of a batch to one image (*channels, H, W).
 
-    Each image starts `apart` rows below the start of the image before it.
+    Each image starts `apart` rows below the start of the previous image.
     """
     image = layout.apart(value, layout.image(value))
     batch, (_, _, rows, columns, _) = dims_of(image)[0], sizes_of(image)

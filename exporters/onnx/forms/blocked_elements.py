@@ -1,4 +1,4 @@
-"""Elementwise operators on images in ONNX Runtime's blocked layout."""
+"""Converts elementwise operators on images to ONNX Runtime's blocked layout."""
 
 import math
 from collections.abc import Sequence
@@ -42,9 +42,9 @@ def unary(layout: BlockedValues, node: Node) -> bool:
 
 
 def mask(layout: BlockedValues, node: Node) -> Value | None:
-    """Convert a cast to float32 of image > number or image < number; None for other casts.
+    """Convert a cast of image > number or image < number to float32. Returns None for other casts.
 
-    A hard sigmoid computes the mask of 0 and 1 in one pass. A comparison and a cast take two
+    A hard sigmoid computes the mask of 0 and 1 in one pass. A comparison and a cast would take two
     passes, and ONNX Runtime casts with one thread.
     """
     compared, result = node.inputs[0], node.outputs[0]
@@ -89,7 +89,7 @@ def like(
 def elementwise(layout: BlockedValues, node: Node) -> bool:
     """Convert an elementwise operator that reads an image.
 
-    The other operands may be images, numbers, and vectors that repeat over all pixels.
+    The other operands may be images, numbers, or vectors that repeat over all pixels.
     """
     result = node.outputs[0]
     if not layout.fits(result):
@@ -193,7 +193,7 @@ def in_runs(
 def repeated(layout: BlockedValues, vector: Value, pixels: int) -> Value:
     """Repeat a `vector` (N, C, 1, 1) for `pixels` pixels in a row: (N, C / b, 1, pixels * b).
 
-    The runtime computes row by row, and rows of b numbers are too short to be fast.
+    The runtime computes row by row, and rows of b numbers are too short for this to be fast.
     """
     *batch, _, _, _ = dims_of(vector)
     known, blocks = batch[0] if batch else 1, sizes_of(vector)[-3] // layout.block

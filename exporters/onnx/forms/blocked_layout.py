@@ -1,12 +1,12 @@
 """Rewrites a training step for ONNX Runtime's blocked convolutions, with weights as inputs.
 
 ONNX Runtime's fastest convolutions read images in a blocked layout, (N, C / b, H, W, b): b channels
-side by side, 16 with AVX-512 and 8 with AVX2. By itself, the runtime uses these convolutions only
-if weights are constants. But a graph can contain the blocked operators. This module adds nodes that
-bring weights into the layout, and images stay blocked from layer to layer.
+side by side, 16 with AVX-512 and 8 with AVX2. The runtime itself uses these convolutions only if
+weights are constants. But a graph can also contain the blocked operators. This module adds nodes
+that bring weights into the blocked layout. Images stay in this layout from layer to layer.
 
 In the graph, a blocked tensor has the shape (N, C, H, W). Operators on single elements read it with
-this shape. Other operators read it reshaped to (N, C / b, H, W, b), which costs nothing.
+this shape. For other operators, it is reshaped to (N, C / b, H, W, b), which takes no time.
 """
 
 from collections.abc import Callable
@@ -47,10 +47,9 @@ from profiles.errors import ExportError
 def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
     """Rewrite the serialized ONNX `graph` with blocked convolutions; None if no convolution fits.
 
-    The result has the inputs and outputs of `graph`, and may write the same outputs in place. The
-    result needs a runtime whose blocks have `block` channels: with other blocks, a runtime computes
-    wrong numbers. The result accepts batches of any size, and is made to be fast for `batch`
-    samples.
+    The result has the inputs and outputs of `graph`, and may write the same outputs in place. It
+    needs a runtime whose blocks have `block` channels: with other blocks, a runtime computes wrong
+    numbers. It accepts batches of any size, but is optimised for `batch` samples.
     """
     return rewritten(graph, way_to_rewrite(SizedGraph(graph, batch), block))
 
@@ -58,9 +57,9 @@ def blocked(graph: bytes, block: int, batch: int) -> bytes | None:
 def way_to_rewrite(sized: SizedGraph, block: int) -> Callable[[ir.Model], bool]:
     """Return `rewrite` with the value of `multiplies` for which the graph needs less memory.
 
-    `multiplies` says whether dropouts become products with masks, or stay selections. Products need
-    two fewer buffers than selections, but they can cause larger gaps in the arena (the runtime's
-    memory).
+    If `multiplies` is true, dropouts become products with masks. Otherwise they stay selections.
+    Products need two fewer buffers than selections, but they can cause larger gaps in the arena
+    (the runtime's memory).
     """
     rewriting = partial(rewrite, block=block, batch=sized.batch)
     nodes = ir.from_proto(sized.opened).graph
@@ -74,7 +73,7 @@ def way_to_rewrite(sized: SizedGraph, block: int) -> Callable[[ir.Model], bool]:
 
 
 def rewrite(model: ir.Model, block: int, batch: int, multiplies: bool = True) -> bool:
-    """Rewrite `model` with blocked convolutions; False if none fits. All known shapes are kept.
+    """Rewrite `model` with blocked convolutions. Returns False if none fits. Keeps known shapes.
 
     `multiplies` says whether dropouts may become products with their masks.
     """
@@ -102,7 +101,7 @@ class BlockedLayout(BlockedValues):
         return convolves(self, node)
 
     def convert(self, node: Node) -> bool:
-        """Add nodes that compute `node` on blocked tensors; False if `node` has to stay."""
+        """Add nodes that compute `node` on blocked tensors. Returns False if `node` has to stay."""
         if convolves(self, node):
             return convolution(self, node)
         if node.op_type == "ConvTranspose":
@@ -136,7 +135,7 @@ class BlockedLayout(BlockedValues):
         return False
 
     def keep(self, node: Node) -> None:
-        """Keep `node` as it is, with plain inputs."""
+        """Keep `node` unchanged, with plain inputs."""
         for index, value in enumerate(node.inputs):
             if value is not None:
                 node.replace_input_with(index, self.plain(value))

@@ -68,7 +68,7 @@ def frame(layout: BlockedValues, node: Node) -> bool:
 def other_rows(layout: BlockedValues, node: Node) -> bool:
     """Convert a reshape of an image to rows of another length.
 
-    A reshape to a single axis is converted, too, if only a Gather reads it.
+    A reshape to a single axis is also converted if only a Gather reads the result.
     """
     value, result = node.inputs[0], node.outputs[0]
     if value not in layout.images:
@@ -113,7 +113,7 @@ def moved(
 
 
 def channels_last(layout: BlockedValues, node: Node) -> bool:
-    """Convert a permutation to (N, H, W, C): it moves whole rows of b channels."""
+    """Convert a permutation to (N, H, W, C). The blocked form moves whole rows of b channels."""
     (value,) = node.inputs
     axes = tuple(node.attributes["perm"].as_ints())
     if value is None or value not in layout.images or axes != CHANNELS_LAST:

@@ -28,11 +28,11 @@ class Axis(NamedTuple):
 
     Attributes:
         pixels: The number of values of i'.
-        kernels: For each r a list with an entry for each m: the index of the kernel's element, or
-            `NONE` for a zero.
+        kernels: A list for each r. It has an entry for each m: the index of the kernel's element,
+            or `NONE` for a zero.
         pads: Padding in front of the image and behind it.
-        zeros: The axis becomes this many times longer, because zeros are put behind each pixel. 1
-            means no zeros.
+        zeros: The factor by which the axis becomes longer, because zeros are put behind each pixel.
+            1 means no zeros.
     """
 
     pixels: int
@@ -60,10 +60,10 @@ def strided_gradient(layout: BlockedValues, node: Node) -> bool:
 
 
 def dense_gradient(layout: BlockedValues, node: Node) -> bool:
-    """Convert `node` to one blocked convolution; False if this would not be faster.
+    """Convert `node` to one blocked convolution. Returns False if this would not be faster.
 
     The convolution computes the pixels of each remainder (position modulo stride) as separate
-    channels. The channels are then interleaved.
+    channels. After it, these channels are interleaved.
     """
     value, weight = node.inputs[:2]
     assert value is not None
@@ -105,7 +105,7 @@ def dense_gradient(layout: BlockedValues, node: Node) -> bool:
 def axes_of(node: Node) -> tuple[Axis, Axis] | None:
     """Return how rows and columns of the dense ConvTranspose `node` are computed.
 
-    Returns None if `node` is not worth computing by a blocked convolution.
+    Returns None if a blocked convolution would not be faster.
     """
     window, kernel = numbers(node), sizes_of(node.inputs[1])[2:]
     image, result = sizes_of(node.inputs[0])[2:], sizes_of(node.outputs[0])[2:]

@@ -1,4 +1,4 @@
-"""Sums and means over pixels, of images in ONNX Runtime's blocked layout."""
+"""Converts sums and means over pixels of images in ONNX Runtime's blocked layout."""
 
 import numpy as np
 from onnx_ir import Node, Value
@@ -50,7 +50,7 @@ def sum_of_products(layout: BlockedValues, value: Value) -> Value | None:
     One image becomes the kernel of a depthwise convolution of the other image. The convolution
     reads each image once and does not write the product. For a full batch, the convolution has one
     group for each channel of each sample. Returns None if the product is small, or if other nodes
-    read the product, which is then computed anyway.
+    read it, so that it must be computed anyway.
     """
     product = layout.images[value].producer()
     if product is None or product.op_type != "Mul" or len(value.uses()) != 1:

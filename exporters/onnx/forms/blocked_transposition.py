@@ -1,7 +1,7 @@
 """Transposes many small matrices by the operators that bring images into blocks of channels.
 
-ONNX Runtime's Transpose synchronizes its threads after each matrix. So 512 matrices of 3 x 128
-numbers take 1.3 instead of 0.2 ms.
+ONNX Runtime's Transpose synchronizes its threads after each matrix. So it takes 1.3 ms for 512
+matrices of 3 x 128 numbers. The operators used here take 0.2 ms.
 """
 
 import math

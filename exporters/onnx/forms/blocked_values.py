@@ -1,4 +1,4 @@
-"""Bring images and weights into ONNX Runtime's blocked layout, and images out of it."""
+"""Brings images and weights into ONNX Runtime's blocked layout, and images out of it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ class BlockedValues(GraphRewriting):
 
     Attributes:
         block: Channels in a block.
-        batch: The number of samples of a full batch. Other numbers are allowed, but may be slower.
-        held: Values that are computed from constants alone.
+        batch: The number of samples of a full batch. Other batches are allowed, but may be slower.
+        held: Values that are computed only from constants.
         images: The blocked form of each value that has a blocked form.
-        made_again: For inputs of the graph, a second blocked form, which the backward pass reads.
-        dropped: Values whose plain form no node computes any more.
+        made_again: A second blocked form of inputs of the graph, which the backward pass reads.
+        dropped: Values whose plain form is no longer computed.
         restored: The plain form of each value that was computed from its blocked form.
         convolutions: (operator, image, weight) of each convolution that was converted so far.
         filters: The blocked form of each weight. The key also says whether channels are swapped.
@@ -72,8 +72,8 @@ class BlockedValues(GraphRewriting):
     def read_again(self, value: Value) -> Value:
         """Return the blocked form of `value` for the backward pass.
 
-        A graph input is in memory anyway. So its blocked form is computed a second time, which
-        needs less memory than keeping the first.
+        A graph input is always in memory. So its blocked form is computed a second time, which
+        needs less memory than keeping the first blocked form.
         """
         if not value.is_graph_input():
             return self.image(value)
@@ -113,7 +113,7 @@ class BlockedValues(GraphRewriting):
         )
 
     def computed(self, value: Value, image: Value) -> bool:
-        """Note that `image` is the blocked form of `value`, whose plain form is not computed."""
+        """Record that `image` is the blocked form of `value`, whose plain form is not computed."""
         image.name = f"{value.name}{BLOCKED}"
         self.images[value] = image
         self.dropped.add(value)
@@ -132,8 +132,8 @@ class BlockedValues(GraphRewriting):
     ) -> Value:
         """Add a blocked convolution that computes `value`, and return its output.
 
-        `inputs` are the image, the filter, the bias and an image to add; the last two may be
-        missing.
+        `inputs` are the image, the filter, the bias and an image to add. The bias and the image to
+        add may be missing.
         """
         settings = {**attributes, "group": attributes["group"][0]}
         return self.add("Conv", inputs, settings, shape=value.shape, domain=DOMAIN)
@@ -141,8 +141,8 @@ class BlockedValues(GraphRewriting):
     def by_channel(self, value: Value, image: Value, *vectors: Value | None) -> Value:
         """Compute image * scale + shift for vectors (C,), as a depthwise convolution of one pixel.
 
-        The convolution takes one pass. A product and a sum that repeat vectors take two slower
-        passes.
+        The convolution takes one pass. A product and a sum with repeated vectors would take two
+        slower passes.
         """
         channels = sizes_of(value)[1]
         scale, *shift = vectors
@@ -161,10 +161,10 @@ class BlockedValues(GraphRewriting):
     def filter(self, weight: Value, swap: bool) -> Value:
         """Bring a weight (O, I, *kernel) into blocks: (O / b, I / b, *kernel, b, b).
 
-        In each block of b x b numbers, the axis of inputs comes before the axis of outputs. The
-        result is (O / b, I, *kernel, b) for a depthwise convolution, or if there are fewer than b
-        inputs. With `swap`, `weight` has the shape (I, O, *kernel), and the kernel of the result is
-        flipped.
+        In each block of b x b numbers, the axis of inputs comes before the axis of outputs. For a
+        depthwise convolution, or if there are fewer than b inputs, the result is (O / b, I,
+        *kernel, b). If `swap` is set, `weight` has the shape (I, O, *kernel), and the kernel of the
+        result is flipped.
         """
         inside = None if swap else before_swap(weight)
         if inside is not None:
@@ -193,7 +193,7 @@ class BlockedValues(GraphRewriting):
 
 
 def computed_from_constants(graph: ir.Graph) -> set[Value]:
-    """The constants of `graph`, and the values that are computed from constants alone."""
+    """The constants of `graph`, and the values that are computed only from constants."""
     constants = set(graph.initializers.values())
     for node in graph:
         if node.inputs and constants.issuperset(node.inputs):

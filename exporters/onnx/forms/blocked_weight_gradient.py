@@ -29,15 +29,15 @@ LONG_ROW = 16
 
 
 class Cut(NamedTuple):
-    """How the input channels are formed for a convolution that computes a gradient.
+    """Describes the input channels of a convolution that computes a gradient.
 
     The convolution sums over its input channels. Each input channel is a sample, or a strip of rows
     of a sample.
 
     Attributes:
-        halves: 2 if the channels are split into two groups with a sum for each, else 1.
+        halves: 2 if the channels are split into two groups with separate sums, else 1.
         strips: Number of strips into which the rows of a sample are cut.
-        unit: Samples are added until their number is a multiple of `unit`.
+        unit: Samples are added until the number of samples is a multiple of `unit`.
     """
 
     halves: int
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
 
 
 def weight_gradient(layout: BlockedValues, node: Node, gradient: Gradient) -> bool:
-    """Replace `node`, which computes `gradient`, by a blocked convolution; False if none can."""
+    """Replace `node`, which computes `gradient`, by a blocked convolution; False if impossible."""
     # If a value is neither blocked nor read, another value has replaced it.
     if any(v not in layout.images and not v.uses() for v in (gradient.image, gradient.moved)):
         return False
@@ -84,9 +84,10 @@ def dense_gradient(layout: BlockedValues, gradient: Gradient) -> Value | None:
 
 
 def strips_of(layout: BlockedValues, kernel: Value, samples: int) -> int | None:
-    """The number of strips of rows into which to cut `kernel`, so that its parts fit the cache.
+    """The number of strips of rows into which `kernel` is cut, so that its parts fit the cache.
 
-    Each part has as many numbers as `samples` samples. None if a plain convolution is faster.
+    Each part has as many numbers as `samples` samples. Returns None if a plain convolution is
+    faster.
     """
     _, outputs, high, wide = sizes_of(kernel)
     part = min(outputs, PART * layout.block) * high * wide * samples
@@ -105,8 +106,8 @@ def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value 
 
     `kernel` (the second image) becomes the filters of a convolution. A convolution sums over its
     input channels. Here, b neighbouring pixels of a sample, or of half a sample, become b input
-    channels. The numbers of `kernel` are then already in the order that filters need; only the
-    batch axis moves.
+    channels. With these channels, the numbers of `kernel` are already in the order of filters. Only
+    the batch axis moves.
     """
     b, batch = layout.block, dims_of(image)[0]
     (_, channels, high, wide), outputs = sizes_of(image), sizes_of(kernel)[1]
@@ -137,9 +138,9 @@ def point_gradient(layout: BlockedValues, image: Value, kernel: Value) -> Value 
 def sliding_gradient(layout: BlockedValues, gradient: Gradient, strips: int) -> Value:
     """Return the gradient of a layer with a larger kernel, by the same sums as in `convolution.py`.
 
-    The convolution sums over its input channels. These are the samples, or the `strips` of rows of
-    each sample. An image of C / b blocks becomes C / b images (N, H, W * b), which threads can
-    share.
+    The convolution sums over its input channels. Its input channels are the samples, or the
+    `strips` of rows of each sample. An image of C / b blocks becomes C / b images (N, H, W * b),
+    which are distributed to threads.
     """
     outputs, (high, wide) = sizes_of(gradient.moved)[1], gradient.size
     rows, pixel = in_rows(layout, gradient.image)
@@ -173,7 +174,7 @@ def correlation(
     dilations: Sequence[int] = (1, 1),
     group: int = 1,
 ) -> Value:
-    """Convolve blocked `rows` with blocked `filters`; the result has the plain layout."""
+    """Convolve blocked `rows` with blocked `filters`. The result has the plain layout."""
     window = {"pads": [0] * 4, "strides": strides, "dilations": dilations, "group": group}
     sums = layout.add("Conv", [rows, filters], window, shape=shape, domain=DOMAIN)
     return layout.out_of_blocks(sums, shape, shape[1])
@@ -200,7 +201,7 @@ def joined(
 def in_rows(layout: BlockedValues, image: Value) -> tuple[Value, int]:
     """Return `image` as (C / c, N, H, W * c), and c.
 
-    c is the number of channels of a pixel that lie side by side.
+    c is the number of channels of a pixel that are side by side.
     """
     batch, (_, pixel, high, wide) = dims_of(image)[0], sizes_of(image)
     parts = 1
@@ -222,7 +223,7 @@ def padded_rows(
 ) -> Value:
     """Pad the `rows` (C / c, N, H, W * c), and add samples of zeros up to a multiple of `unit`.
 
-    Without padding, the runtime would be several times slower for windows that reach over an edge.
+    For windows that extend over an edge, the runtime would be several times slower without padding.
     """
     top, left, bottom, right = gradient.pads
     pads = [0, 0, top, left * pixel, 0, 0, bottom, right * pixel]
@@ -233,9 +234,9 @@ def padded_rows(
 def in_strips(layout: BlockedValues, rows: Value, gradient: Gradient, strips: int) -> Value:
     """Cut the `rows` (C / c, N, H, W * c) into strips, (C / c, N * strips, h, W * c).
 
-    `gradient.moved` is cut into strips as well. While such a strip moves over the image, it covers
-    more rows than the strip has. A strip of `rows` has all rows that are covered, so strips of
-    `rows` overlap.
+    `gradient.moved` is also cut into strips. While a strip of `gradient.moved` moves over the
+    image, it covers more rows than it has. A strip of `rows` contains all covered rows, so strips
+    of `rows` overlap.
     """
     if strips == 1:
         return rows
@@ -277,11 +278,11 @@ def with_whole_samples(
 def as_filters(layout: BlockedValues, gradient: Gradient, cut: Cut) -> Value:
     """Turn `gradient.moved` (N, O, H, W) into filters (halves * O, N * strips / halves, h, W).
 
-    Usually, rows of b channels are gathered in one pass, which threads share. If rows are short,
+    Usually, rows of b channels are gathered in one pass, with several threads. If rows are short,
     two passes take less time. The first pass gathers whole parts (N, O / b, strips, h * W * b). In
-    the second pass, the runtime merges b parts row by row, as it merges blocks of channels. If a
-    half has too few samples to fill its blocks, the last sample is repeated. The image has zeros in
-    place of these samples, so the sums do not change.
+    the second pass, the runtime merges b parts row by row, with its operator for blocks of
+    channels. If a half has too few samples to fill its blocks, the last sample is repeated. For the
+    repeated samples the image has zeros, so the sums do not change.
     """
     moved = gradient.moved
     b, batch = layout.block, dims_of(moved)[0]

@@ -17,8 +17,8 @@ from exporters.onnx.state_in_place import Order, know_shapes
 def rewritten(graph: bytes, rewrite: Callable[[ir.Model], bool]) -> bytes | None:
     """Apply `rewrite` to the serialized ONNX `graph`; None if `rewrite` changes nothing.
 
-    In the result, the same outputs can be written over old state as in `graph`. Returns None if
-    this is not possible.
+    The outputs of the result can be written over old state if they can be in `graph`. Returns None
+    if this is not possible.
     """
     model = ir.from_proto(with_shapes(onnx.load_from_string(graph)))
     know_shapes(model.graph)
@@ -30,7 +30,7 @@ def rewritten(graph: bytes, rewrite: Callable[[ir.Model], bool]) -> bytes | None
 
 
 def keeps_order(model: ir.Model) -> bool:
-    """Whether each output that overwrites an input is computed after all readers of this input."""
+    """Whether each output that overwrites an input is computed after all reads of this input."""
     order = Order(model.graph)
     old = {value.name: value for value in model.graph.inputs}
     new = {value.name: value for value in model.graph.outputs}
@@ -41,7 +41,7 @@ def keeps_order(model: ir.Model) -> bool:
 
 
 def typed_attribute(name: str, value: object) -> object:
-    """Return `value` as an attribute if it is a sequence of integers, and otherwise unchanged.
+    """Return a sequence of integers as an attribute, and any other value unchanged.
 
     onnx_ir infers the type of a sequence slowly, because it first compares the sequence with
     protocols.
@@ -51,7 +51,7 @@ def typed_attribute(name: str, value: object) -> object:
 
 
 class GraphRewriting(ABC):
-    """Rewrites one graph; the bodies of loops stay as they are.
+    """Rewrites one graph. The bodies of loops are not changed.
 
     Each form of a graph has a subclass. The names of new values begin with `prefix`.
     """
@@ -71,14 +71,14 @@ class GraphRewriting(ABC):
 
     @abstractmethod
     def convert(self, node: Node) -> bool:
-        """Add nodes that compute `node` in this form; False if `node` has to stay."""
+        """Add nodes that compute `node` in this form. Returns False if `node` has to stay."""
 
     def keep(self, node: Node) -> None:
-        """Keep `node` as it is."""
+        """Keep `node` unchanged."""
         self.nodes.append(node)
 
     def rewrite(self) -> bool:
-        """Rewrite the graph. Returns False, without a change, if no node is a reason for it."""
+        """Rewrite the graph. If no node is a reason for it, change nothing and return False."""
         nodes = list(self.graph)
         if not any(self.gains_from(node) for node in nodes):
             return False
@@ -154,7 +154,7 @@ class GraphRewriting(ABC):
         return self.add("Transpose", [value], {"perm": axes}, shape=shape)
 
     def padded(self, value: Value, *pads: int) -> Value:
-        """Pad `value` with zeros. `pads` are the widths before each axis, then after each."""
+        """Pad `value` with zeros. `pads` has the widths before each axis, then after each axis."""
         if not any(pads):
             return value
         sizes = dims_of(value)

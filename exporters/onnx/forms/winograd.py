@@ -1,7 +1,8 @@
 """Rewrites 3 x 3 convolutions by Winograd's method, which needs fewer multiplications.
 
-F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2016): an
-image is cut into tiles of 4 x 4 pixels that overlap by two, and each tile d gives 2 x 2 results,
+The method is F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks"
+(2016). An image is cut into tiles of 4 x 4 pixels that overlap by two pixels. Each tile d gives 2 x
+2 results,
 
     y = A^T [(G g G^T) * (B^T d B)] A,
 
@@ -13,8 +14,8 @@ weight, which also takes 16 multiplications, is
 
 summed over tiles.
 
-The transforms cost passes over memory. So the method pays only for slow convolutions with many
-channels, on devices without blocked convolutions; see `blocked_layout.py`.
+The transforms need additional passes over memory. So the method is faster only for slow
+convolutions with many channels, on devices without blocked convolutions; see `blocked_layout.py`.
 """
 
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ POSITIONS = 16
 
 
 def winograd(graph: bytes) -> bytes | None:
-    """Rewrite the convolutions of the serialized ONNX `graph`; None if none fits.
+    """Rewrite the convolutions of the serialized ONNX `graph`. Returns None if none fits.
 
     The result has the inputs and outputs of `graph`, and may write the same outputs in place.
     """
@@ -57,7 +58,7 @@ def winograd(graph: bytes) -> bytes | None:
 
 
 def rewrite(model: ir.Model) -> bool:
-    """Rewrite the convolutions of `model`; False if none fits. All known shapes are kept."""
+    """Rewrite the convolutions of `model`. Returns False if none fits. Keeps all known shapes."""
     fits = Winograd(model.graph).rewrite()
     RemoveUnusedNodesPass()(model)
     return fits
@@ -82,7 +83,7 @@ class Winograd(GraphRewriting):
         return self.convolves(node) or self.gradient(node) is not None
 
     def convert(self, node: Node) -> bool:
-        """Add nodes that compute `node` in this form; False if `node` has to stay."""
+        """Add nodes that compute `node` in this form. Returns False if `node` has to stay."""
         if self.convolves(node):
             return self.convolution(node)
         gradient = self.gradient(node)
@@ -104,7 +105,7 @@ class Winograd(GraphRewriting):
         )
 
     def gradient(self, node: Node) -> Gradient | None:
-        """Return the gradient of a weight that `node` computes; None if this form does not fit."""
+        """If this form fits, return the gradient of a weight that `node` computes; else None."""
         gradient = gradient_of(node)
         fits = (
             gradient is not None
@@ -174,7 +175,7 @@ class Winograd(GraphRewriting):
     def kernels(self, weight: Value, swap: bool) -> Value:
         """Compute G g G^T for all kernels of the weight (O, I, 3, 3), as (16, O, I).
 
-        With `swap`, the weight is (I, O, 3, 3), and its kernels are flipped.
+        If `swap` is set, the weight is (I, O, 3, 3), and its kernels are flipped.
         """
         inside = None if swap else before_swap(weight)
         if inside is not None:
@@ -196,8 +197,8 @@ class Winograd(GraphRewriting):
     ) -> Value:
         """The transform of all tiles of `image`, as (16, C, N * tiles).
 
-        `matrix` transforms one axis of a tile. The padding includes pixels that no result needs, so
-        that all tiles are whole.
+        `matrix` transforms one axis of a tile. The padding also adds pixels that no result needs,
+        so that all tiles are complete.
         """
         batch, (_, channels, rows, columns) = dims_of(image)[0], sizes_of(image)
         size = matrix.shape[1]

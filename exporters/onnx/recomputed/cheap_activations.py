@@ -24,9 +24,9 @@ class RecomputeActivations(InPlacePass):
     After: nodes after the loss read a second copy of a value if at most LIMIT cheap nodes compute
     it from values that the backward pass reads anyway.
 
-    In the file, a copy's node stands directly behind the original. The copy still runs late,
-    because ONNX Runtime does not follow the order of the file. The runtime starts from the outputs,
-    and visits the last inputs of each node first.
+    In the file, the node of a copy follows the original node directly. The copy still runs late,
+    because ONNX Runtime does not follow the order of the file: it starts from the outputs, and
+    visits the last inputs of each node first.
     """
 
     def __init__(self, loss: str) -> None:
@@ -35,7 +35,7 @@ class RecomputeActivations(InPlacePass):
         self.loss = loss
 
     def call(self, model: ir.Model) -> PassResult:
-        """Give the nodes after the loss their own copies of cheap values."""
+        """Give the nodes after the loss separate copies of cheap values."""
         number = {node: number for number, node in enumerate(model.graph)}
         producers = (v.producer() for v in model.graph.outputs if v.name == self.loss)
         end = max((number[node] for node in producers if node is not None), default=len(number))
@@ -64,9 +64,9 @@ class RecomputeActivations(InPlacePass):
 def cost(value: ir.Value, kept: set[ir.Value], most: float) -> float:
     """Return how many nodes compute `value` from `kept` values.
 
-    The result is infinite if it exceeds `most`, or if a node is not cheap. The search stops there.
-    Otherwise the search could take very long: in a chain of sums y + y, each sum doubles the number
-    of paths.
+    If the number exceeds `most`, or if a node is not cheap, the search stops and the result is
+    infinite. Without this limit, the search could take very long: in a chain of sums y + y, each
+    sum doubles the number of paths.
     """
     node = value.producer()
     if node is None or value in kept:

@@ -44,12 +44,12 @@ class KeepCheckpoints(InPlacePass):
     After: nodes behind the forward pass read second copies of the chosen values. Results do not
     change, because a copy computes the same value from the same inputs.
 
-    In the file, a copy's node stands directly behind the original. The copy still runs late, when a
-    gradient has reached it, because ONNX Runtime does not follow the order of the file. The runtime
-    starts from the outputs, and visits the last inputs of each node first.
+    In the file, the node of a copy follows the original node directly. The copy still runs late,
+    when the backward pass has reached it. The reason is that ONNX Runtime does not follow the order
+    of the file: it starts from the outputs, and visits the last inputs of each node first.
 
-    If no copy saves enough memory for its work, or if a size is not known, the graph does not
-    change.
+    If no copy saves enough memory for the additional work, or if a size is not known, the graph
+    does not change.
     """
 
     def __init__(self, signature: ProgramSignature, wanted: Recomputation) -> None:
@@ -80,8 +80,8 @@ class Search:
     """Searches for the values that a training step should compute twice.
 
     In this class, a peak is a number of bytes: the planned tensors (see
-    `exporters/memory/liveness.py`) plus what a session holds for each node. A peak applies to
-    batches of `wanted.batch` samples.
+    `exporters/memory/liveness.py`) plus the session's memory for each node. A peak is for batches
+    of `wanted.batch` samples.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class Search:
         If the work is limited (`wanted.most_work`), the result is the set with the smallest cost.
         The cost is the peak divided by the memory of the process, plus `WORK_WEIGHT` times the
         share of the step's work that is repeated. If the work is not limited, only sets with nearly
-        the smallest peak are kept. The result is the first such set that repeats nearly the least
-        work.
+        the smallest peak are considered. Among these sets, the result is the first set that repeats
+        nearly the least work.
         """
         nodes, alive = self.liveness(())
         least = peak_of(nodes, alive)
@@ -159,6 +159,6 @@ def peak_of(nodes: int, alive: Liveness) -> int:
 
 
 def near_least(figures: Mapping[frozenset[str], float]) -> list[frozenset[str]]:
-    """Return the keys with nearly the smallest figures (see `ENOUGH`), in their old order."""
+    """Return the keys with nearly the smallest figures (see `ENOUGH`). Keeps their order."""
     limit = ENOUGH * min(figures.values())
     return [names for names, figure in figures.items() if figure <= limit]

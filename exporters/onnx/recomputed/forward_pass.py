@@ -47,12 +47,12 @@ class ForwardPass:
         return any(node not in self.position for node in value.consumers())
 
     def last_reader(self, value: ir.Value) -> int:
-        """Index of the last node of the forward pass that reads `value`; -1 without a reader."""
+        """Index of the last node of the forward pass that reads `value`. -1 if there is none."""
         numbers = (self.position.get(node, -1) for node in value.consumers())
         return max(numbers, default=-1)
 
     def kept_bytes(self, batch: int) -> int:
-        """The size of the values that the backward pass reads, if each unknown size is `batch`.
+        """The size of the values that the backward pass reads. Each unknown size is set to `batch`.
 
         Values of unknown rank do not count.
         """
@@ -87,7 +87,7 @@ class ForwardPass:
     def holder(self, value: ir.Value) -> ir.Value:
         """Return the value that owns the memory of `value`.
 
-        This is `value` itself, unless it is a view of another value.
+        The owner is `value` itself, unless it is a view of another value.
         """
         while value in self.sizes and is_view(node := self.producer_of(value)):
             source = node.inputs[0]
@@ -98,7 +98,7 @@ class ForwardPass:
 
 
 def repeat(forward: ForwardPass, names: Collection[str]) -> None:
-    """Add a second copy of each value in `names`; nodes after the forward pass read the copies."""
+    """Add a second copy of each value in `names`. Nodes after the forward pass read the copies."""
     copies: dict[ir.Value, ir.Value] = {}
     twins = set()
     for node in forward.nodes:
@@ -127,7 +127,7 @@ def repeat(forward: ForwardPass, names: Collection[str]) -> None:
 def repeated_share(sized: SizedGraph) -> float | None:
     """The share of the work of an ONNX graph that is done a second time.
 
-    This is the work of the nodes that `repeat` added, divided by the work of all other nodes.
+    The share is the work of the nodes that `repeat` added, divided by the work of all other nodes.
     Returns None if sizes depend on the data.
     """
     if REPEATED.encode() not in sized.graph:

@@ -2,8 +2,8 @@
 
 The forward pass is cut into segments, as in Chen et al., "Training deep nets with sublinear memory
 cost" (2016, https://arxiv.org/abs/1604.06174). The checkpoints of a cut are the values that are
-computed before the cut and read after it. The segment after the cut is computed again from these
-values. Only the segment after the last cut runs just once.
+computed before the cut and read after it. From these values, the segment after the cut is computed
+again. Only the segment after the last cut is not computed again.
 """
 
 from collections import deque
@@ -29,9 +29,9 @@ class Segments:
     def repeated(self) -> dict[frozenset[str], int]:
         """Return sets of values to compute twice (by name), each with its estimated peak in bytes.
 
-        Each memory budget gives a list of cuts. For every n, the first n cuts of a list give one
-        set. The first cuts save most, because most models have their largest values at the
-        beginning.
+        There is a list of cuts for each memory budget. For every n, the first n cuts of a list give
+        one set. The first cuts save the most memory, because most models have their largest values
+        at the beginning.
         """
         starts = (cuts[:n] for cuts in self.cuts() for n in range(1, len(cuts) + 1))
         peaks: dict[frozenset[str], int] = {}
@@ -66,8 +66,8 @@ class Segments:
 
         When the backward pass reaches a segment, two kinds of values are alive: the checkpoints of
         all cuts before the segment, and the values of the segment that the backward pass reads.
-        Their total size stays within the budget. Of all such cuts, the cuts with the fewest bytes
-        of checkpoints are chosen.
+        Cuts fit into the budget if the total size of these values is within the budget. Of all cuts
+        that fit, the cuts with the fewest bytes of checkpoints are chosen.
         """
         ways = (self.within(self.needed[-1] * part / PARTS) for part in range(1, PARTS))
         return list(dict.fromkeys(cuts for cuts in ways if cuts))
@@ -100,7 +100,7 @@ class Segments:
 
     @cached_property
     def narrow(self) -> list[int]:
-        """The cuts whose checkpoints are at most as large as those of both neighbouring cuts."""
+        """The cuts with checkpoints that are at most as large as at both neighbouring cuts."""
         numbers = range(1, len(self.forward.nodes))
         widths = self.widths
         return [n for n in numbers if widths[n - 1] >= widths[n] <= widths[n + 1]]

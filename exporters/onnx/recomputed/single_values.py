@@ -15,11 +15,13 @@ from exporters.onnx.recomputed.forward_pass import ForwardPass
 def cheapest_first(forward: ForwardPass, peak: Collection[Buffer]) -> Iterator[frozenset[str]]:
     """Yield growing sets of names of values to compute twice.
 
-    Each set contains the set before it, and the values that then save most memory for their work.
+    Each set contains the previous set, and the values that then save the most memory for their
+    work.
 
     Args:
         forward: The forward pass, whose sizes must all be known.
-        peak: The buffers that are alive at the peak of the step. Only their values are candidates.
+        peak: The buffers that are alive at the peak of the step. Only the values in these buffers
+            are candidates.
     """
     alive = {buffer.name: buffer.size for buffer in peak}
     # Values that the backward pass reads, by the value whose memory they use.
@@ -47,7 +49,7 @@ def needed_for(
 ) -> set[ir.Value]:
     """Return the values to compute again, apart from `repeated`, to free the memory of `holder`.
 
-    `kept` maps each value that is still kept to the value that owns its memory.
+    `kept` maps each value that stays in memory to the value that owns its memory.
     """
     stack = [value for value, memory in kept.items() if memory is holder]
     needed: set[ir.Value] = set()

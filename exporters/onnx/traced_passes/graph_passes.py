@@ -30,7 +30,8 @@ SCALINGS = (aten.div.Scalar, aten.div.Tensor, aten.mul.Tensor)
 def read_sizes_of_inputs(graph: GraphModule) -> None:
     """Let the graph read the batch size only from its inputs, not from computed values.
 
-    Otherwise a runtime may read the size of a large value late, and keep the value until then.
+    Otherwise a runtime may read the size of a large value late, and keep the value in memory until
+    then.
     """
     batches = {
         size.node.expr: (node, axis)
@@ -54,8 +55,8 @@ def read_sizes_of_inputs(graph: GraphModule) -> None:
 def drop_copies(graph: GraphModule) -> None:
     """Remove copies and reshapes that change nothing, because they hide patterns from other passes.
 
-    PyTorch inserts copies because a view can need contiguous memory. Without the copy, the view
-    could fail, so all views become reshapes.
+    PyTorch inserts copies because a view can need contiguous memory. Without a copy, a view could
+    fail, so all views become reshapes.
     """
     results = graph.graph.output_node()
     for view in graph.graph.find_nodes(op="call_function", target=aten.view.default):
@@ -89,8 +90,9 @@ def repeat_while_computing(graph: GraphModule) -> None:
 def multiply_in_batches(graph: GraphModule) -> None:
     """Let a product of batches of matrices keep all batch axes.
 
-    PyTorch first joins several batch axes into one. The runtime does not need this. The runtime can
-    also avoid a transposition, but only if the product reads the transposed matrix directly.
+    PyTorch first joins several batch axes into one axis, which the runtime does not need. Without
+    this reshape, the product reads a transposed matrix directly, so the runtime can avoid the
+    transposition.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.bmm.default):
         first, second = node.args
@@ -181,7 +183,8 @@ def is_like(node: object, other: Node) -> bool:
 def is_scaled(node: object) -> bool:
     """Whether `node` is a tensor times a number and has one reader.
 
-    A second reader would need the product itself, so fusing the product would save nothing.
+    If there were a second reader, the product would be computed anyway, so fusing it would save
+    nothing.
     """
     return (
         isinstance(node, Node)
@@ -215,7 +218,7 @@ PASSES: tuple[Pass, ...] = (
 
 
 def shorten(graph: GraphModule) -> GraphModule:
-    """Run all passes on `graph` and remove nodes that no result depends on."""
+    """Run all passes on `graph`, and remove nodes on which no result depends."""
     for change in PASSES:
         change(graph)
         graph.graph.eliminate_dead_code()

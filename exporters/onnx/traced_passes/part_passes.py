@@ -34,7 +34,7 @@ CUTS = (aten.select.int, aten.slice.Tensor)
 
 
 class Part(NamedTuple):
-    """A tensor that is padded with zeros before and behind it along one axis."""
+    """A tensor that is padded with zeros before and behind along one axis."""
 
     axis: int
     before: int
@@ -67,7 +67,7 @@ def cut_before_moving(graph: GraphModule) -> None:
 
 
 def concatenate_parts(graph: GraphModule) -> None:
-    """Replace a sum of tensors by one concatenation, if each tensor is a part padded with zeros."""
+    """If each summand of a sum is a part padded with zeros, replace the sum by a concatenation."""
     for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         padded = [part_of(summand) for summand in summands(node)] if is_sum(node) else []
         parts = sorted((part for part in padded if part is not None), key=lambda part: part[:2])
@@ -78,7 +78,7 @@ def concatenate_parts(graph: GraphModule) -> None:
 
 
 def move_before_concatenating(graph: GraphModule) -> None:
-    """If parts have size 1 along the axis that joins them, move their axes before joining them."""
+    """If parts have size 1 along the axis that joins them, move their axes first."""
     for node in reversed(graph.graph.nodes):
         if node.target not in MOVERS:
             continue
@@ -99,9 +99,9 @@ def move_before_concatenating(graph: GraphModule) -> None:
 def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
     """Go back from `node` over operators that only move axes; return their source and the order.
 
-    These operators permute axes, or add or drop axes of size 1. For each axis of `node`, the order
-    has the number of the same axis of the source. If `shared` is False, the search ends at a tensor
-    that has other readers, too.
+    These operators permute axes, or add or remove axes of size 1. For each axis of `node`, the
+    order has the number of this axis in the source. If `shared` is False, the search ends at a
+    tensor that has further readers.
     """
     order: Order = list(range(len(shape_of(node))))
     first = node
@@ -112,7 +112,7 @@ def source_of(node: Node, shared: bool = True) -> tuple[Node, Order]:
 
 
 def moved(node: Node) -> Order | None:
-    """Return, for each axis of `node`, the same axis of its input.
+    """Return the number that each axis of `node` has in the input of `node`.
 
     Returns None if `node` does more than move axes.
     """
@@ -129,7 +129,7 @@ def moved(node: Node) -> Order | None:
 
 
 def arranged(tensor: Node, order: Order, reader: Node) -> Node:
-    """Add nodes before `reader` that bring the axes of `tensor` into `order`; return the result.
+    """Add nodes before `reader` that bring the axes of `tensor` into `order`. Return the result.
 
     `order` may leave out axes of size 1.
     """
@@ -148,7 +148,7 @@ def arranged(tensor: Node, order: Order, reader: Node) -> Node:
 
 
 def long_axes(shape: Sequence[Size]) -> list[int]:
-    """Return the axes whose size is not 1; a size that depends on the batch is not 1."""
+    """Return the axes whose size is not 1. A size that depends on the batch is not 1."""
     return [axis for axis, size in enumerate(shape) if not is_one(size)]
 
 
@@ -158,12 +158,12 @@ def fit_into(lengths: Sequence[Size], whole: Size) -> bool:
 
 
 def is_one(size: Size) -> bool:
-    """Whether `size` is 1, whatever the batch size is."""
+    """Whether `size` is 1 for every batch size."""
     return isinstance(size, int) and size == 1
 
 
 def summands(node: Node) -> list[Node]:
-    """The tensors that `node` adds up, and the summands of inner sums that only `node` reads."""
+    """The tensors that `node` adds up. If only `node` reads an inner sum, its summands instead."""
     tensors: list[Node] = []
     for given in cast(tuple[Node, Node], node.args):
         tensors += summands(given) if is_sum(given) and len(given.users) == 1 else [given]

@@ -11,10 +11,11 @@ aten = torch.ops.aten
 
 
 def refuse_negative_ids(graph: GraphModule) -> None:
-    """Let the runtime fail where a number of a sample becomes a negative id.
+    """Let the runtime fail if a number of a sample becomes a negative id.
 
-    PyTorch refuses negative ids. ONNX would count from the end of the embedding table, and train
-    the wrong row. The agent itself checks integer samples, but not ids in columns of float samples.
+    PyTorch refuses negative ids. ONNX would count from the end of the embedding table, and the
+    wrong row would be trained. The agent checks integer samples, but it does not check ids in float
+    samples.
     """
     ids: set[Node] = set()
     for node in graph.graph.nodes:

@@ -23,7 +23,7 @@ def keep_small_probabilities(graph: GraphModule) -> None:
     """Replace sigmoid(x) by 1 / (1 + exp(-x)) if its logarithm is taken.
 
     The runtime's sigmoid has an absolute error of up to 1e-7. For x below -18 the result is 0, so
-    the logarithm is infinite and the gradient of a cross-entropy is 0. The longer form has a
+    the logarithm is infinite and the gradient of a cross-entropy is 0. 1 / (1 + exp(-x)) has a
     relative error of up to 1e-7, and takes the same time.
     """
     for node in graph.graph.find_nodes(op="call_function", target=aten.sigmoid.default):
@@ -35,7 +35,7 @@ def keep_small_probabilities(graph: GraphModule) -> None:
 
 
 def takes_logarithm(probability: Node) -> bool:
-    """Whether a logarithm reads `probability`, directly or through operators that pass it on."""
+    """Whether a logarithm reads `probability`, directly or after operators that only move it."""
     waiting, seen = [probability], {probability}
     while waiting:
         for user in waiting.pop().users:

@@ -20,13 +20,13 @@ class Augmentation:
     """A random change of each sample of a training batch.
 
     Attributes:
-        kind: `flip` mirrors a picture left to right, and `flip-vertical` top to bottom, each with
-            probability 1/2. `shift` moves a picture or a series by up to `amount` places and fills
-            the gap with zeros, as padding and random cropping do. `noise` adds normal numbers with
-            the standard deviation `amount`. `mask` sets up to `amount` successive steps of a series
-            to zero.
+        kind: `flip` mirrors a picture left to right with probability 1/2. `flip-vertical` mirrors
+            it top to bottom with probability 1/2. `shift` moves a picture or a series by up to
+            `amount` places and fills the gap with zeros, like padding with random cropping. `noise`
+            adds normal numbers with the standard deviation `amount`. `mask` sets up to `amount`
+            successive steps of a series to zero.
         amount: See `kind`; 0 for flips.
-        axis: Where the steps of a series are in its samples.
+        axis: The axis of the samples that has the steps of a series.
     """
 
     kind: Kind
@@ -37,7 +37,7 @@ class Augmentation:
 def parse_augmentation(text: str) -> Augmentation:
     """Read an augmentation like flip, shift:4, noise:0.1 or mask:10:last.
 
-    Raises InputError if `text` is something else.
+    Raises InputError if `text` is not an augmentation.
     """
     kind, *rest = text.split(":")
     axis: Literal["first", "last"] | None = None
@@ -73,11 +73,11 @@ def fitting(
     Args:
         texts: The augmentations.
         shape: Shape of one sample.
-        plain: Whether the samples are one float32 array: neither ids nor several inputs.
-        whole: Whether some numbers of the samples are known to be whole, as ids in a table are.
+        plain: Whether the samples are one float32 array (not ids, and not several inputs).
+        whole: Whether some numbers of the samples are known to be whole, such as ids in a table.
 
     Returns:
-        The augmentations. For a series, each has its `axis`.
+        The augmentations. If the samples are series, `axis` of each augmentation is set.
 
     Raises:
         InputError: An augmentation does not fit such samples.
@@ -97,7 +97,7 @@ def fitting(
 
 
 def misfit_of(given: Augmentation, shape: tuple[int, ...], plain: bool, whole: bool = False) -> str:
-    """Why an augmentation does not fit samples of `shape`; empty if it fits."""
+    """The reason why an augmentation does not fit samples of `shape`. Empty if it fits."""
     picture = len(shape) == 3
     if not plain:
         return "they contain ids or several inputs, but only arrays of numbers can be changed"

@@ -1,8 +1,8 @@
 """Changes samples at random in a training step, by a seed that the device passes to the step.
 
-As for dropout, the random numbers are hashes of the seed, so that all runtimes make the same
-changes. This module uses only operators that every runtime has. For example, a shift is a product
-with a matrix of zeros and ones.
+Like the masks of dropout, the random numbers are hashes of the seed, so that all runtimes make the
+same changes. This module uses only operators that every runtime has. For example, it computes a
+shift as a product with a matrix of zeros and ones.
 """
 
 import math
@@ -52,12 +52,12 @@ def changed(x: Tensor, given: Augmentation, seed: Tensor, site: int) -> Tensor:
 
 
 def whole_numbers(x: Tensor, count: int, seed: Tensor, site: int) -> Tensor:
-    """A whole number from 0 to `count` - 1 for each sample of `x`, in as many axes as `x` has."""
+    """A whole number from 0 to `count` - 1 for each sample of `x`, with as many axes as `x`."""
     return random_integers((x.shape[0], *[1] * (x.dim() - 1)), seed, site) % count
 
 
 def shifted(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Move each sample by `places` elements along `axis`; zeros fill the gap."""
+    """Move each sample by `places` elements along `axis`, and fill the gap with zeros."""
     size = x.shape[axis]
     steps = torch.arange(size)
     offsets = steps - steps.unsqueeze(1)  # (size, size): column - row

@@ -11,15 +11,15 @@ UNREACHED = -1e30
 def ctc_losses(
     scores: Tensor, labels: Tensor, lengths: Tensor, steps: Tensor | None = None, blank: int = 0
 ) -> Tensor:
-    """The negative log-likelihood of each sample's labels, above -UNREACHED / 2 if impossible.
+    """The negative log-likelihood of each sample's labels. Above -UNREACHED / 2 if impossible.
 
     Computes the logarithms of the forward variables (eq. 6 of the paper).
 
     Args:
         scores: Logarithms of the probabilities of the classes, (batch, t, n).
         labels: Classes, (batch, s).
-        lengths: How many labels of each sample count, (batch,).
-        steps: How many steps of each sample count, (batch,); all if None.
+        lengths: The number of labels of each sample that count, (batch,).
+        steps: The number of steps of each sample that count, (batch,). None means all steps.
         blank: The class that stands for no label.
     """
     batch, width = labels.shape

@@ -1,6 +1,6 @@
 """Losses of a model's output and its labels, predicted classes, and counts of correct predictions.
 
-Logits have a class axis, and one label for each position of the other axes:
+Logits have a class axis. There is one label for each position on the other axes:
 
 | logits | class axis | labels |
 |---|---|---|
@@ -8,8 +8,8 @@ Logits have a class axis, and one label for each position of the other axes:
 | (batch, t, n) | 2, the last | (batch, t) |
 | (batch, n, h, w) and more axes | 1 | (batch, h, w) and more axes |
 
-With two, four or more axes this is the rule of `torch.nn.functional.cross_entropy`. With three axes
-PyTorch wants (batch, n, t), but models of sequences return (batch, t, n).
+For two, four or more axes, this is the rule of `torch.nn.functional.cross_entropy`. For three axes,
+PyTorch requires (batch, n, t), but models of sequences return (batch, t, n).
 
 All functions use only operators whose gradients can be written with forward operators.
 """
@@ -35,23 +35,24 @@ Measure = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """What a model is trained for: its loss, its labels and the other measures of an evaluation.
+    """The objective of a training: its loss, its labels and the other measures of an evaluation.
 
     Attributes:
         loss: The loss of a batch.
         labels: The rule for labels: a class for each position, numbers, or several arrays.
-        predicted: The class that is predicted at each position, in the type of the logits; None if
-            no single output is a class.
-        absolute: The mean absolute error of a regression by `mse`; else None.
+        predicted: The predicted class at each position, in the type of the logits. None if there is
+            no single output with classes.
+        absolute: The mean absolute error, for a regression by `mse`; else None.
         metrics: Further means over the samples of a batch, by name.
-        classes: Size of the output's class axis; 1 if the labels are 0 and 1, or are not classes.
-        outputs: The outputs that `predict` returns packed, with their meaning; empty for a single
+        classes: Size of the output's class axis. 1 if the labels are 0 and 1, or if they are not
+            classes.
+        outputs: The outputs that `predict` returns packed, with their meanings. Empty for a single
             output.
-        maskable: Whether logits of absent classes can be set to zero.
+        maskable: Whether the logits of classes that do not occur can be set to zero.
         own: Whether the loss is the user's own function.
-        used: Indices of the outputs that the loss takes, if they are packed; None for all.
-        together: Computes all measures at once, in the order of `measures`; None if each measure
-            has a function of its own.
+        used: Indices of the packed outputs that the loss takes. None means all.
+        together: Computes all measures at once, in the order of `measures`. None if each measure
+            has a separate function.
     """
 
     loss: Measure
@@ -78,14 +79,14 @@ class Objective:
         return {name: measure for name, measure in known.items() if measure is not None}
 
     def measured(self, output: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """What an evaluation measures for a batch, by name."""
+        """The results of an evaluation on a batch, by name."""
         if self.together is not None:
             return dict(zip(self.measures, self.together(output, labels), strict=True))
         return {name: measure(output, labels) for name, measure in self.measures.items()}
 
 
 def class_count(shape: tuple[int, ...]) -> int:
-    """The size of an output's class axis; 1 if it has none. `shape` is without the batch.
+    """The size of an output's class axis. 1 if it has none. `shape` is without the batch axis.
 
     Examples:
         >>> class_count((10,)), class_count((128, 9)), class_count((21, 64, 64))
@@ -95,13 +96,13 @@ def class_count(shape: tuple[int, ...]) -> int:
 
 
 def along_classes(values: Tensor, axes: int) -> Tensor:
-    """Reshape `values` (n,) so that they broadcast over logits with this number of axes."""
+    """Reshape `values` (n,) so that they broadcast over logits with `axes` axes."""
     behind = axes - 1 - class_axis(axes)
     return values.view(-1, *[1] * behind) if behind else values
 
 
 def mean_of_counted(losses: Tensor, labels: Tensor) -> Tensor:
-    """Mean of `losses` over the positions whose label is not IGNORED; 0 if there is none.
+    """Mean of `losses` over the positions whose label is not IGNORED. 0 if there are none.
 
     `losses` and `labels` have the shape (batch, ...). Labels of the shape (batch,) are never
     IGNORED, because a sample without a label is left out of the data.
@@ -123,10 +124,10 @@ def cross_entropy(
     Args:
         logits: Logits with a class axis.
         labels: The class at each position.
-        smoothing: The share s of each label that is spread over all C classes evenly (Szegedy et
-            al. 2016): the label's term is (1 - s) * -log p[label] + s / C * sum_c -log p[c].
+        smoothing: The share s of each label that is distributed evenly over all C classes (Szegedy
+            et al. 2016): the label's term is (1 - s) * -log p[label] + s / C * sum_c -log p[c].
         weights: A weight w for each class. Each -log p[c] is multiplied by w[c], and the sum over
-            the positions is divided by the sum of w[label]. Empty if all classes count the same.
+            the positions is divided by the sum of w[label]. Empty if all classes have equal weight.
     """
     axis = class_axis(logits.dim())
     classes = logits.shape[axis]
@@ -179,7 +180,7 @@ def independent_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def huber(output: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:
     """Mean over all numbers of Huber's loss of e = output - label; both (batch, ...).
 
-    The loss is e^2 / 2 where |e| is at most delta, and delta * (|e| - delta / 2) elsewhere.
+    If |e| is at most delta, the loss is e^2 / 2. Otherwise it is delta * (|e| - delta / 2).
     """
     error = output - labels
     size = functional.relu(error) + functional.relu(-error)
@@ -196,9 +197,10 @@ def cosine_distance(output: Tensor, labels: Tensor) -> Tensor:
 def dice(logits: Tensor, labels: Tensor) -> Tensor:
     """One minus the soft Dice coefficient (Milletari et al. 2016), a mean over samples and classes.
 
-    The coefficient of a sample's class is (2 * sum p * g + 1) / (sum p + sum g + 1), where p are
-    the probabilities of the class at all positions that are not IGNORED, and g is 1 where the label
-    is this class, else 0. With one logit for two classes, only class 1 counts.
+    The coefficient for a sample and a class is (2 * sum p * g + 1) / (sum p + sum g + 1). Here p
+    are the probabilities of the class at all positions that are not IGNORED. g is 1 at positions
+    with the label of this class, else 0. If there is one logit for two classes, only class 1
+    counts.
 
     Args:
         logits: (batch, n, h, w), (batch, t, n) or more axes.
@@ -223,15 +225,15 @@ def dice(logits: Tensor, labels: Tensor) -> Tensor:
 def contrastive(output: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
     """The supervised contrastive loss of a batch (Khosla et al. 2020, eq. 2).
 
-    With z the outputs (batch, n) divided by their lengths, the loss of the sample i is the mean of
-    -log(exp(z_i.z_p / T) / sum_a exp(z_i.z_a / T)) over the other samples p with the same label,
-    where a runs over all samples except i. The loss is the mean over the samples that share a
-    label.
+    Let z be the outputs (batch, n) divided by their lengths. The loss of the sample i is the mean
+    of -log(exp(z_i.z_p / T) / sum_a exp(z_i.z_a / T)) over the other samples p with the label of i.
+    Here a runs over all samples except i. The loss of the batch is the mean over the samples whose
+    label occurs several times.
 
     Args:
         output: An embedding of each sample, (batch, n).
         labels: The class of each sample, (batch,) or (batch, 1), as any type.
-        temperature: T, by which the similarities are divided.
+        temperature: The number T by which the similarities are divided.
     """
     z = output / output.square().sum(1, keepdim=True).clamp(min=SMALLEST).sqrt()
     own = labels.reshape(-1, 1)
@@ -252,9 +254,9 @@ def contrastive(output: Tensor, labels: Tensor, temperature: float = 0.1) -> Ten
 def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Tensor:
     """CTC (Graves et al. 2006) with class 0 as the blank, as a mean over the labels.
 
-    Logits are (batch, t, n). Labels (batch, t) are a sample's sequence first, then IGNORED. The
-    loss of a sample is 0 if it has no labels or, as with PyTorch's `zero_infinity`, if t steps are
-    too few for its labels.
+    Logits are (batch, t, n). Labels (batch, t) have the sample's sequence first, then IGNORED. The
+    loss of a sample is 0 if it has no labels, or if t steps are too few for its labels (like
+    PyTorch's `zero_infinity`).
     """
     counted = labels != IGNORED
     lengths = counted.to(torch.int64).sum(1)
@@ -264,7 +266,7 @@ def connectionist_temporal_classification(logits: Tensor, labels: Tensor) -> Ten
 
 
 def count_correct(predicted: Callable[[Tensor], Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-    """Count the positions where the class that `predicted` gives is the label.
+    """Count the positions at which the class in `predicted` is the label.
 
     Positions with the label IGNORED do not count, because no class has this number.
     """
@@ -272,10 +274,10 @@ def count_correct(predicted: Callable[[Tensor], Tensor], logits: Tensor, labels:
 
 
 def likeliest_classes(logits: Tensor) -> Tensor:
-    """argmax(logits): the predicted class at each position.
+    """The predicted class at each position, argmax(logits).
 
-    As in argmax, the first of equal logits wins. If a logit is nan, the result is the number of
-    classes, which is no class. Every runtime has the operators used here.
+    As in argmax, the first of equal logits decides. If a logit is nan, the result is the number of
+    classes, which is not a class. Every runtime has the operators that this function uses.
     """
     axis = class_axis(logits.dim())
     classes = logits.shape[axis]
@@ -286,10 +288,10 @@ def likeliest_classes(logits: Tensor) -> Tensor:
 
 
 def positive_logits(logits: Tensor) -> Tensor:
-    """The predicted class at each position: 1 where its only logit is above 0, else 0."""
+    """The predicted class at each position: 1 if its only logit is above 0, else 0."""
     return (logits.squeeze(class_axis(logits.dim())) > 0).to(logits.dtype)
 
 
 def positive_answers(logits: Tensor) -> Tensor:
-    """The predicted answers to independent questions: 1 where a logit is above 0, else 0."""
+    """The predicted answers to independent questions: 1 if the logit is above 0, else 0."""
     return (logits > 0).to(logits.dtype)

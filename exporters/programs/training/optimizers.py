@@ -1,7 +1,7 @@
 """Optimizers as pure functions of named tensors, with PyTorch's definitions.
 
-An optimizer lists the state that it keeps for given parameters. From the gradients, it computes new
-parameters and state. The learning rate is an input of every step.
+An optimizer lists the state that it needs for given parameters. From the gradients, it computes new
+parameters and new state. The learning rate is an input of every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ class Optimizer(Protocol):
     def scaled(self) -> bool:
         """Whether `update` takes gradients that are multiplied by the learning rate.
 
-        Such gradients need no extra work: the step multiplies the loss by the rate, and so all
-        gradients are multiplied too.
+        Such gradients need no additional work: if the step multiplies the loss by the rate, all
+        gradients are also multiplied.
         """
         ...
 
@@ -38,7 +38,8 @@ class Optimizer(Protocol):
 
         Args:
             parameters: Trained parameters by name.
-            gradients: Their gradients, by the same names, times `rate` if `scaled` is true.
+            gradients: The gradients of the parameters, by the same names. If `scaled` is true, they
+                are multiplied by `rate`.
             state: The optimizer's state, by the names of its entries.
             rate: The learning rate, a scalar.
 
@@ -49,7 +50,7 @@ class Optimizer(Protocol):
 
 
 def state_entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
-    """Entry of one float32 tensor of optimizer state; it is not stored in the bundle."""
+    """Entry of one float32 tensor of optimizer state. This tensor is not stored in the bundle."""
     return TensorEntry(name=name, role="optimizer", dtype="float32", shape=shape, stored=False)
 
 
@@ -60,17 +61,17 @@ def entries_like(prefix: str, parameters: Sequence[TensorEntry]) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent, as torch.optim.SGD.
+    """Stochastic gradient descent, as in torch.optim.SGD.
 
-    g = gradient + weight_decay * p; v' = momentum * v + rate * g; p' = p - v'. PyTorch keeps
-    m = v / rate instead. Both give the same parameters as long as the rate is constant. The rate is
-    constant within a round, and state starts as zeros in every round. Keeping v saves the memory of
-    the product rate * m.
+    g = gradient + weight_decay * p; v' = momentum * v + rate * g; p' = p - v'. PyTorch stores m = v
+    / rate instead. If the rate is constant, both give the same parameters. The rate is constant
+    within a round, and state starts as zeros in every round. Storing v saves the memory of the
+    product rate * m.
 
     Attributes:
-        momentum: Momentum factor; 0 keeps no state.
+        momentum: Momentum factor. If it is 0, there is no state.
         nesterov: Use rate * g + momentum * v' as the step instead of v'.
-        weight_decay: Factor of the parameter that is added to its gradient.
+        weight_decay: The parameter times this factor is added to its gradient.
         undecayed: Names of parameters without weight decay.
     """
 
@@ -81,7 +82,7 @@ class SGD:
     scaled: ClassVar[bool] = True
 
     def state(self, parameters: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-        """One momentum tensor for each parameter; none without momentum."""
+        """One momentum tensor for each parameter. Empty without momentum."""
         return entries_like("momentum", parameters) if self.momentum else ()
 
     def update(
@@ -120,8 +121,8 @@ class Adam:
         decoupled: Subtract rate * weight_decay * p from the parameter (AdamW) instead of adding
             weight_decay * p to the gradient.
         undecayed: Names of parameters without weight decay.
-        counter: Name of the state tensor that counts steps. Two Adams in one program need two
-            names.
+        counter: Name of the state tensor that counts steps. Two Adam optimizers in one program need
+            different names.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -166,9 +167,8 @@ class Adam:
 class Proximal:
     """FedProx (Li et al., eq. 2): `optimizer` minimises the loss plus strength / 2 * ||p - p_0||^2.
 
-    p_0 are the parameters that the device received. These are not kept. Instead, the state holds
-    the difference p - p_0 (`moved`), which starts as zeros in every round, like all optimizer
-    state.
+    p_0 are the parameters that the device received. The state does not contain p_0 but the
+    difference p - p_0 (`moved`). Like all optimizer state, it starts as zeros in every round.
 
     Attributes:
         optimizer: The inner optimizer.
@@ -201,7 +201,7 @@ class Proximal:
 def moved_state(state: Tensors, before: Tensors, after: Tensors) -> Tensors:
     """The `state` of an optimizer whose parameters the model itself changes before a step.
 
-    A proximal step counts such a change among the distance from the received parameters.
+    A proximal step includes such a change in the distance from the received parameters.
     """
     changed = {f"moved:{name}": name for name, value in after.items() if value is not before[name]}
     return {

@@ -1,8 +1,8 @@
 """Builds the signatures of differential privacy for samples: gradients of a sample, and the step.
 
-The agent runs the first signature on each sample alone. The agent itself clips the gradients, adds
-them up and adds the noise, so that its owner need not trust the graphs. The second signature reads
-only the noised gradients.
+The agent runs the first signature on each sample separately. The agent itself clips the gradients,
+adds them up and adds the noise, so that its owner does not have to trust the graphs. The second
+signature reads only the noised gradients.
 """
 
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ def gradient_signature(
     """Build the signature (x, y, state) -> (loss, gradients of the mean loss).
 
     Args:
-        graph: The recorded training graph. It updates no buffers.
+        graph: The recorded training graph. It must not update buffers.
         sample_shape: Shape of one sample, without the batch.
         parameters: The parameters with gradients.
         reads: Tensors that the graph only reads.
-        target: What the step trains for.
+        target: The objective of the step.
         augment: Random changes of the samples, see `augmentation.py`.
 
     Raises:

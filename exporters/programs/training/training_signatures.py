@@ -73,11 +73,11 @@ def output_shape(graph: GraphModule) -> tuple[int, ...]:
 def run(graph: GraphModule, tensors: Tensors, x: Tensor, names: Names = same_name) -> Tensor:
     """Run `graph` on `x` with the parameters and buffers in `tensors`.
 
-    The graph updates running statistics in place: pass copies of them.
+    The graph updates running statistics in place, so pass copies of these tensors.
 
     Args:
         graph: A recorded graph.
-        tensors: The device's state. The graph's own tensors replace missing tensors.
+        tensors: The device's state. If a tensor is missing, the graph's own tensor is used.
         x: A batch of samples.
         names: Maps the graph's names to the names in `tensors`.
 
@@ -108,8 +108,8 @@ def train_signature(
 ) -> ProgramSignature:
     """Build a step: (x, y, rate, state) -> (loss, parameters', optimizer state', buffers').
 
-    The step follows the gradient of loss + penalty but returns the loss alone. If `graph` has
-    dropout or there are augmentations, the step also takes a `seed`.
+    The step uses the gradient of loss + penalty, but returns only the loss. If `graph` has dropout,
+    or if there are augmentations, the step also takes a `seed`.
 
     Args:
         graph: The recorded training graph.
@@ -119,10 +119,10 @@ def train_signature(
         optimizer: Computes new parameters from gradients.
         name: Name of the signature.
         penalty: An additional term of the objective.
-        reads: Tensors that the graph or the penalty only reads. Running statistics among them do
+        reads: Tensors that the graph or the penalty only reads. Running statistics in this list do
             not change (static batch norm).
-        names: Maps the graph's names of tensors to those in the device's state.
-        target: What the step trains for.
+        names: Maps the graph's names of tensors to names in the device's state.
+        target: The objective of the step.
         masked: Set the logits to zero for the classes that do not occur in the device's samples
             (HeteroFL's masked cross-entropy, for outputs (batch, n) of at least two classes).
 
@@ -211,9 +211,9 @@ class BatchLoss:
     def gradients(
         self, feeds: Tensors, current: Tensors, rate: Tensor | None = None
     ) -> tuple[Tensors, Tensor, Tensors]:
-        """The gradients of loss + penalty, times `rate` if it is given; the loss; the new buffers.
+        """The gradients of loss + penalty (times `rate`, if given), the loss and the new buffers.
 
-        `current` are the parameters with gradients. `feeds` holds everything else that is read.
+        `current` are the parameters with gradients. `feeds` has all other inputs.
         """
         random, mask = self.random, self.mask
         seed = None if random is None else feeds[random.name]
@@ -241,7 +241,7 @@ class BatchLoss:
 
 
 def class_mask(graph: GraphModule, target: Objective) -> Port | None:
-    """Port for the classes that occur in a device's samples; None for a single logit.
+    """Port for the classes that occur in a device's samples. None for a single logit.
 
     Raises ModelError unless the output is (batch, n) and the loss takes one class for each sample.
     """
@@ -272,7 +272,7 @@ def forward_signature(
         graph: A recorded inference graph, or a part of such a graph.
         sample_shape: Shape of one sample, without the batch.
         reads: Tensors of the device's state that the graph reads.
-        names: Maps the graph's names of tensors to those in the device's state.
+        names: Maps the graph's names of tensors to names in the device's state.
 
     Returns:
         The signature.
@@ -302,16 +302,16 @@ def prediction_signatures(
 ) -> tuple[ProgramSignature, ProgramSignature]:
     """Build a prediction and an evaluation: (x, y, state) -> the loss and other measures, float32.
 
-    `forward_signature` makes the prediction. Both signatures are traced at once. The loss is the
-    mean over the labels that are not IGNORED; `correct` is the number of these labels that are
-    predicted correctly. `Objective.measures` has the other measures.
+    `forward_signature` makes the prediction. Both signatures are traced together. The loss is the
+    mean over the labels that are not IGNORED. `correct` is the number of these labels that are
+    predicted correctly. `Objective.measures` lists the other measures.
 
     Args:
         graph: The recorded inference graph.
         sample_shape: Shape of one sample, without the batch.
         reads: Tensors of the device's state that the graph reads.
-        target: What the model is trained for.
-        names: Maps the graph's names of tensors to those in the device's state.
+        target: The objective of the training.
+        names: Maps the graph's names of tensors to names in the device's state.
 
     Returns:
         The signatures `predict` and `evaluate`.

@@ -1,4 +1,4 @@
-"""Branches of a model on values or random draws: the graph computes all, and values choose one.
+"""Records code that branches on values or random draws: a graph computes all branches.
 
 Start with `decisions.py`.
 """

@@ -1,7 +1,7 @@
-"""Follows every path through Python's code that decides by values while it is recorded.
+"""Records every path through Python code that decides by values.
 
-A recording has no values. `if x.abs().max() > 100:` is recorded twice, once for each answer, and
-the recordings are merged (see `merged_paths.py`).
+During a recording, values are not known. So code with `if x.abs().max() > 100:` is recorded twice,
+once for each answer, and the recordings are merged (see `merged_paths.py`).
 """
 
 import copy
@@ -42,8 +42,8 @@ class TooManyPaths(Exception):  # noqa: N818 - users never see it
 
     Attributes:
         line: The user's line with the first decision.
-        alike: The recordings of the path with only the answer no and of the path with only yes, if
-            these paths end.
+        alike: The recordings of two paths, if these paths end: the path with only the answer no,
+            and the path with only the answer yes.
     """
 
     def __init__(self, line: str, alike: "tuple[Path, ...]" = ()) -> None:
@@ -54,7 +54,7 @@ class TooManyPaths(Exception):  # noqa: N818 - users never see it
 class Decisions(TorchFunctionMode):
     """Context that answers the questions that Python's code asks about unknown values.
 
-    `.item()` gives a tensor of one number.
+    Inside the context, `.item()` returns a tensor with one number.
 
     Args:
         given: The answers to the first questions.
@@ -122,17 +122,17 @@ class Path:
 def all_paths(module: nn.Module, record: Callable[[Decisions], GraphModule]) -> list[Path]:
     """Record `module` once for each path through its code.
 
-    A path on which the user's code raises an error is left out: a model is not trained with samples
-    that it refuses.
+    If the user's code raises an error on a path, the path is left out: a model is not trained with
+    samples that it refuses.
 
     Args:
-        module: The module that `record` records; its attributes are the same before each run.
+        module: The module that `record` records. Its attributes are reset before each run.
         record: Records the module with these decisions. The graph must have no writes in place.
 
     Raises:
         TooManyPaths: There are too many paths.
-        Exception: What `record` raises for a path. If all paths end in errors of the user's code,
-            the first is raised.
+        Exception: The error that `record` raises for a path. If all paths end in errors of the
+            user's code, the first error is raised.
     """
     paths, waiting, size = list[Path](), [tuple[bool, ...]()], 0
     first: Exception | None = None
@@ -164,10 +164,10 @@ def all_paths(module: nn.Module, record: Callable[[Decisions], GraphModule]) -> 
 def check_opposite(
     module: nn.Module, record: Callable[[Decisions], GraphModule], first: Path
 ) -> None:
-    """Record once with the answer yes to all choices, to find early that there are too many paths.
+    """Record once with the answer yes to all choices, to detect too many paths early.
 
-    A loop may have no end, and n independent choices have 2^n paths. `first` is the path on which
-    all answers are no.
+    There are too many paths if a loop has no end, or because n independent choices have 2^n paths.
+    `first` is the path on which all answers are no.
 
     Raises:
         TooManyPaths: There are too many paths.
@@ -182,7 +182,7 @@ def check_opposite(
 
 
 def is_single(x: Tensor) -> bool:
-    """Whether `x` has one element, whatever the batch is."""
+    """Whether `x` has one element for every batch size."""
     return all(isinstance(size, int) and size == 1 for size in x.shape)
 
 
@@ -193,7 +193,7 @@ def marked(node: Node) -> bool:
 
 @contextmanager
 def same_attributes(module: nn.Module) -> Iterator[None]:
-    """Context that restores, at its end, the attributes of `module` and of the modules inside it.
+    """Context that restores the attributes of `module` and of the modules inside it at the end.
 
     The code may count its calls, for example.
     """
@@ -210,5 +210,5 @@ def same_attributes(module: nn.Module) -> Iterator[None]:
 
 
 def shallow(value: Any) -> Any:
-    """A copy of a list, a dictionary or a set; any other value unchanged."""
+    """A copy of a list, a dictionary or a set. Other values are returned unchanged."""
     return copy.copy(value) if isinstance(value, list | dict | set) else value

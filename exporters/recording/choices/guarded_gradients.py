@@ -1,11 +1,11 @@
 """Stops the gradient of a path that was not taken.
 
 In `where(c, a, b)`, the gradient of the value that was not chosen is 0. On the path of this value,
-backpropagation multiplies the gradient by derivatives of divisions and logarithms. These
-derivatives may be infinite, because the code of this path was not written for such numbers; an
+backpropagation multiplies this gradient by derivatives of divisions and logarithms. These
+derivatives may be infinite, because the code of this path was not written for such numbers. An
 example is the mean over no element. The product of 0 and infinity is not a number. So each operator
-whose derivative may be infinite reads `where(c, x, x.detach())`. This passes x on, but no gradient
-if the path was not taken.
+whose derivative may be infinite reads `where(c, x, x.detach())` instead of x. The value is x, but
+there is no gradient if the path was not taken.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,13 +31,13 @@ def guard_gradients(graph: Graph, choices: Iterable[Node]) -> Iterator[tuple[Nod
     """Guard the operators that only one path of a choice computes; see the top of this module.
 
     Args:
-        graph: A graph whose nodes stand in their order.
-        choices: Nodes `where(asked, one, other)` that choose between paths. Nodes that are no
-            longer in the graph are ignored.
+        graph: A graph whose nodes are in the order of execution.
+        choices: Nodes `where(asked, one, other)` that choose between paths. If such a node is no
+            longer in the graph, it is ignored.
 
     Yields:
-        Each new node, with the operator that it guards. The decision may come after the new node,
-        so sort the nodes afterwards.
+        Each new node, with the operator that it guards. The node of the decision may come after the
+        new node, so the caller must sort the nodes.
     """
     with_gradient: set[Node] = set()
     for node in graph.nodes:
@@ -63,7 +63,7 @@ def guard_gradients(graph: Graph, choices: Iterable[Node]) -> Iterator[tuple[Nod
 
 
 def only_of(choice: Node, chosen: object) -> list[Node]:
-    """The operators that only `chosen`, an argument of `choice`, needs."""
+    """The operators that are needed only for `chosen`, which is an argument of `choice`."""
     found: dict[Node, None] = {}
     if sum(argument is chosen for argument in choice.args) > 1:
         return []

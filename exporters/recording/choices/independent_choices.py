@@ -1,10 +1,11 @@
 """Merges the paths through code with many choices that do not depend on each other.
 
-If each of n layers may be skipped, there are 2^n paths. Here n + 2 paths are recorded. Two paths
-have only the answer no or only yes. The longer of them is the base. The other n paths differ from
-the base in the answer to one question. For each question, `torch.where` chooses between the base
-and the values of this path. Further paths check the result: in them, each pair of questions gets
-all four pairs of answers, and the choices must lead to the same operators.
+If each of n layers may be skipped, there are 2^n paths. Here only n + 2 paths are recorded. One
+path has only the answer no, and one path has only the answer yes. The longer of these two is the
+base. Each of the other n paths differs from the base in the answer to one question. For each
+question, `torch.where` chooses between the base and the values of the path with the other answer.
+Further paths check the result: in them, each pair of questions gets all four pairs of answers, and
+the choices must lead to the operators of these paths.
 """
 
 import random
@@ -46,7 +47,7 @@ LARGEST_SIZE = 50_000
 def independent_choices(
     alike: Sequence[Path], module: nn.Module, record: Record, state: set[str]
 ) -> GraphModule | None:
-    """One graph for all paths; None if the choices depend on each other.
+    """One graph for all paths. None if the choices depend on each other.
 
     Args:
         alike: The path with only the answer no, and the path with only the answer yes.
@@ -98,7 +99,7 @@ def recorded(module: nn.Module, record: Record, given: Answers) -> Path:
 
 
 def covering(count: int) -> Iterator[Answers]:
-    """Answers to `count` questions; each pair of questions gets all four pairs of answers."""
+    """Answers to `count` questions. Each pair of questions gets all four pairs of answers."""
     draw = random.Random(SEED)
     missing = {
         (i, j, *pair)
@@ -134,7 +135,7 @@ class Choices:
         self._readers = self._places()
 
     def add_difference(self, number: int, graph: GraphModule) -> None:
-        """Note what differs in `graph`, in which question `number` alone has the other answer.
+        """Store how `graph` differs from the base. Only question `number` has another answer in it.
 
         Raises NotMerged if the differences cannot be chosen.
         """
@@ -284,7 +285,7 @@ def compare(
     found: dict[Place, tuple[Node, Node]],
     seen: set[tuple[Node, Node]],
 ) -> None:
-    """Note in `found` where a path reads another value than the base, in as few places as possible.
+    """Store in `found` the places at which a path and the base read different values.
 
     Args:
         place: The argument that is compared.

@@ -1,8 +1,8 @@
 """Merges the recordings of all paths through a model's code into one graph.
 
-Where the paths differ, `torch.where` chooses by the value that the code asked for, as early as
-possible. For example, the layers after `x = x / 1000 if x.max() > 100 else x` exist only once,
-because f(where(c, a, b)) = where(c, f(a), f(b)).
+If the paths differ, `torch.where` chooses by the value that the code asked for. The choice is made
+as early as possible. For example, the layers after `x = x / 1000 if x.max() > 100 else x` exist
+only once, because f(where(c, a, b)) = where(c, f(a), f(b)).
 """
 
 import heapq
@@ -43,13 +43,13 @@ class NotMerged(Exception):  # noqa: N818 - users never see it
 
 @dataclass
 class Ends:
-    """What one path computes, as nodes of the merged graph.
+    """The results of one path, as nodes of the merged graph.
 
     Attributes:
         asked: The values by which the code decides.
-        results: What it returns.
-        stored: New values of tensors that the model keeps, by the tensor's node.
-        norms: How often it runs each batch norm, by the node of the running mean.
+        results: The values that the path returns.
+        stored: New values of tensors that stay in the model, by the tensor's node.
+        norms: How often the path runs each batch norm, by the node of the running mean.
     """
 
     asked: list[Node] = field(default_factory=list)
@@ -59,14 +59,15 @@ class Ends:
 
 
 def merged(paths: Sequence[Path], state: set[str]) -> GraphModule:
-    """One graph for all `paths`. The values decide at run time which path's results it gives.
+    """One graph for all `paths`. At run time, values decide which path's results it returns.
 
     Args:
-        paths: Recordings in functional form. Paths that are missing end in an error.
+        paths: Recordings in functional form. A path that is missing ends in an error.
         state: The names of the model's tensors, which are the same on all paths.
 
     Raises:
-        NotMerged: The paths differ in a number of axes, a size or a type; or in what they write.
+        NotMerged: The paths differ in a number of axes, a size, a type or in the tensors that they
+            write.
     """
     means = statistics_of_some_paths([path.graph for path in paths])
     for path in paths:
@@ -82,7 +83,7 @@ class Merge:
     """A graph with the operators of all paths. Operators that several paths share exist once.
 
     Attributes:
-        known: The nodes of all paths that were added, by what they compute.
+        known: The nodes of all added paths, by their computation.
     """
 
     def __init__(self, base: GraphModule, state: set[str]) -> None:
@@ -125,7 +126,7 @@ class Merge:
         return ends
 
     def choose(self, ends: Sequence[tuple[tuple[bool, ...], Ends]], depth: int) -> Ends:
-        """The result of the model if the first `depth` decisions are those of all `ends`."""
+        """The result of the model if its first `depth` decisions are the decisions of `ends`."""
         yes, no = (
             [end for end in ends if len(end[0]) > depth and end[0][depth] is answer]
             for answer in (True, False)
@@ -254,7 +255,7 @@ class Merge:
         return self._new(one.target, args, kwargs, one)
 
     def where(self, asked: Node, one: Node, other: Node) -> Node:
-        """A choice between two tensors of the same shape and type, made once."""
+        """A choice between two tensors of the same shape and type. Equal choices share one node."""
         key = asked, one, other
         if one is not other and key not in self._joined:
             self._joined[key] = self._where(*key)
@@ -277,7 +278,7 @@ class Merge:
 
 
 def same_form(one: Node, other: Node) -> bool:
-    """Whether two nodes call the same operator and may differ in the values that they read."""
+    """Whether two nodes call the same operator and differ at most in the values that they read."""
     if one.op != "call_function" or one.target is not other.target:
         return False
     arguments = (one.args, one.kwargs), (other.args, other.kwargs)
@@ -298,14 +299,14 @@ def blank(_: Node) -> str:
 
 
 def nodes_in(arguments: Any) -> list[Node]:
-    """The nodes in `arguments`, each as often as it is there."""
+    """The nodes in `arguments`. A node that occurs several times is repeated."""
     found: list[Node] = []
     map_arg(arguments, found.append)
     return found
 
 
 def frozen(value: Any) -> Any:
-    """`value`, an argument of an operator, as a key of a dictionary; 1 is not True."""
+    """Turn `value`, an argument of an operator, into a key of a dictionary. 1 differs from True."""
     if isinstance(value, tuple | list):
         return tuple(map(frozen, value))
     if isinstance(value, dict):
@@ -325,7 +326,7 @@ def flattened(returned: Any) -> Iterator[Any]:
 
 
 def map_results(returned: Any, results: Iterator[Any]) -> Any:
-    """`results` in the form of what a graph returned."""
+    """Bring `results` into the form of a graph's result."""
     return map_aggregate(returned, lambda _: next(results))
 
 

@@ -1,8 +1,8 @@
-"""Separates the statistics of batch norms that not all paths through a model's code run.
+"""Separates the statistics of batch norms that run only on some paths through a model's code.
 
-A batch norm of ATen updates its statistics itself. If a path leaves the batch norm out, its
+ATen's batch norm updates its statistics itself. But if a path leaves the batch norm out, the
 statistics must not change. So separate operators compute and store the statistics, and a choice can
-select their results.
+select between their results.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def statistics_of_some_paths(graphs: Sequence[GraphModule]) -> set[str]:
-    """The running means of those batch norms that not all `graphs` run equally often."""
+    """The running means of the batch norms that do not run equally often in all `graphs`."""
     counts = [Counter(map(running_mean, norms_in(graph.graph))) for graph in graphs]
     names = {name for count in counts for name in count}
     return {name for name in names if len({count[name] for count in counts}) > 1}
@@ -49,7 +49,7 @@ def updates_statistics(node: Node) -> bool:
 
 
 def separate(graph: Graph, norm: Node, newest: dict[Node, Node]) -> None:
-    """Replace the statistics of `norm` by operators. `newest` has their values so far."""
+    """Replace the statistics of `norm` by operators. `newest` has the newest values so far."""
     arguments: Any = norm.args
     x, weight, bias, mean, variance, _, momentum, eps, cudnn = arguments
     value: Tensor = x.meta["val"]

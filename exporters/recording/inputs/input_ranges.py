@@ -1,4 +1,4 @@
-"""The range of a model's samples, which the user sets: random samples are drawn from it."""
+"""Lets the user set the range of a model's samples. Random samples are drawn from this range."""
 
 import math
 from typing import TypeVar
@@ -27,26 +27,26 @@ def set_input_range(
     *,
     examples: np.ndarray | None = None,
 ) -> Model:
-    """Say which numbers the samples of `model` hold. Random samples are drawn from this range.
+    """Set the range of the numbers in the samples of `model`. Random samples are drawn from it.
 
-    Use it before `split` in two cases: the model uses numbers of its samples as ids, for example
-    for an embedding, or it fails on some numbers, for example on negative ones. Recording,
-    verification and the profiles of devices run on random samples. Without a range, random samples
-    are standard normal.
+    Use this before `split` in two cases. In the first case, the model uses numbers of its samples
+    as ids, for example for an embedding. In the second case, it fails on some numbers, for example
+    on negative numbers. Recording, verification and the profiles of devices run on random samples.
+    Without a range, random samples are standard normal.
 
     Args:
-        model: The model. The model and its copies keep the range.
+        model: The model. Copies of the model also have the range.
         low: The smallest number.
-        high: The largest number. If both are integers, all numbers are whole.
-        examples: Real samples (n, *sample shape), at least 2, instead of `low` and `high`. Each
-            number of a sample gets the range that this number has in the examples. The number is
-            whole if it is whole in all examples.
+        high: The largest number. If `low` and `high` are integers, all numbers are whole.
+        examples: At least two real samples (n, *sample shape), instead of `low` and `high`. Each
+            number of a sample gets the range that it has in the examples. If a number is whole in
+            all examples, it is whole in random samples.
 
     Returns:
         `model` itself.
 
     Raises:
-        InputError: The range is empty, or the examples are not such samples.
+        InputError: The range is empty, or the examples are not at least two such samples.
 
     Examples:
         >>> _ = set_input_range(nn.Embedding(5, 2), 0, 4)
@@ -70,7 +70,7 @@ def with_input_range(model: Model, input_range: InputRange) -> Model:
 
 
 def input_range_of(model: nn.Module) -> InputRange:
-    """The range that was set for the samples of `model`; empty if there is none."""
+    """The range that was set for the samples of `model`. Empty if none was set."""
     known: InputRange = getattr(model, ATTRIBUTE, ())
     parts = parts_of_model(model)
     if len(known) == 1:  # one range, which is not that of ids
@@ -79,7 +79,7 @@ def input_range_of(model: nn.Module) -> InputRange:
 
 
 def with_inputs(model: Model, inputs: Inputs) -> Model:
-    """Set what is known about the inputs of `model`. Returns `model` itself.
+    """Set the known facts about the inputs of `model`. Returns `model` itself.
 
     Raises ModelError if `forward` does not take the inputs.
     """

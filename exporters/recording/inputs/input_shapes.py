@@ -1,4 +1,4 @@
-"""Explains a wrong input shape: names the layer that does not fit, and the input it takes."""
+"""Explains a wrong input shape: names the layer that does not fit, and the input that it takes."""
 
 import copy
 from contextlib import suppress
@@ -25,8 +25,8 @@ class _MismatchError(Exception):
 def wrong_input_shape(model: nn.Module, sample_shape: tuple[int, ...]) -> ModelError | None:
     """Return the error for samples that a layer of `model` cannot take.
 
-    Call it after the model has failed. It runs a copy of the model and stops at the first layer
-    whose channels or features differ from those of its input.
+    Call this after the model has failed. It runs a copy of the model. It stops at the first layer
+    whose number of channels or features differs from the layer's input.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""Joins the inputs of a model: one sample holds all of them, one after the other."""
+"""Joins the inputs of a model: one sample contains all inputs, one after the other."""
 
 import inspect
 import itertools
@@ -15,26 +15,27 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def join_inputs(model: Model, **shapes: tuple[int, ...]) -> Model:
-    """Let `model` take one tensor that holds all of its inputs.
+    """Let `model` take one tensor that contains all of its inputs.
 
-    Use it before `split` if the model's `forward` takes several tensors.
+    Use this before `split` if the model's `forward` takes several tensors.
 
-    A bundle has one array of samples, `x`. Afterwards the model takes one vector for each sample.
-    The vector holds all inputs, each one flattened, in the order of `shapes`. Prepare `x` in the
-    same way, for example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs
-    have the type of the samples: float32, or int64 if the model embeds integers. So a mask for
-    token ids is int64 too. Positions that the mask leaves out must hold a valid id, such as 0.
+    A bundle has only one array of samples, `x`. So the changed model takes one vector for each
+    sample. The vector contains all flattened inputs in the order of `shapes`. Prepare `x` in this
+    way, for example with `np.concatenate([input_ids, attention_mask], axis=1)`. All inputs have the
+    type of the samples: float32, or int64 if the model embeds integers. So a mask for token ids is
+    also int64. Positions that the mask leaves out must contain a valid id, such as 0.
 
     Args:
-        model: The model. Its tensors keep their names; only its `forward` changes.
-        shapes: The shape of each input in one sample, without the batch, by its name in `forward`.
+        model: The model. Only its `forward` changes. Its tensors keep their names.
+        shapes: The shape of each input in one sample, without the batch axis, by the input's name
+            in `forward`.
 
     Returns:
         `model` itself.
 
     Raises:
-        ModelError: `forward` has no argument of a given name, a required argument has no shape, or
-            no shape is given. Later, the joined model raises the same error for samples of a wrong
+        ModelError: `forward` has no argument with a given name, a required argument has no shape,
+            or no shape is given. Later, the changed model raises ModelError if samples have a wrong
             length.
 
     Examples:

@@ -1,4 +1,4 @@
-"""Packs the inputs of a model into its samples: floats and ids lie side by side in one array."""
+"""Packs the inputs of a model into its samples: floats and ids are side by side in one array."""
 
 import copy
 import inspect
@@ -32,20 +32,23 @@ KEEPING = (
 
 
 def pack_inputs(model: Model, **inputs: Sequence[int | str]) -> Model:
-    """Let `model` take one tensor that holds all of its inputs, which may have different types.
+    """Let `model` take one tensor with all of its inputs, which may have different types.
 
-    Use it before `split` if the model's `forward` takes several tensors, or a dictionary of them.
-    Data then have an array for each input: `x_NAME` in a file, or `{"NAME": array}` in Python. The
-    arrays are packed to float32 when they are read, and cut apart again inside the model.
+    Use this before `split` if the model's `forward` takes several tensors or a dictionary of
+    tensors. The data must then have an array for each input: `x_NAME` in a file, or `{"NAME":
+    array}` in Python. The arrays are packed to float32 when they are read. The model separates them
+    again.
 
     Args:
-        model: The model. Its tensors keep their names; only its `forward` changes.
-        inputs: The shape of each input in one sample, without the batch, by its name in `forward`.
-            Write "int64" before the sizes of ids: `word=("int64", 20)`, or `("int64",)` for one id
-            a sample. If `forward` has no argument of these names, `forward` gets a dictionary.
+        model: The model. Only its `forward` changes. Its tensors keep their names.
+        inputs: The shape of each input in one sample, without the batch axis, by the input's name
+            in `forward`. If an input is ids, write "int64" before the sizes: `word=("int64", 20)`,
+            or `("int64",)` for one id in each sample. If `forward` has no arguments with these
+            names, it gets a dictionary.
 
     Returns:
-        `model` itself. Its input shape is `(packed_size,)`, the count of all numbers in a sample.
+        `model` itself. Its input shape is `(packed_size,)`, with the total count of numbers in a
+        sample.
 
     Raises:
         ModelError: `forward` cannot be called with these inputs.
@@ -99,7 +102,7 @@ def with_packed_inputs(model: Model, parts: Sequence[Part]) -> Model:
 
 
 def parts_of_model(model: nn.Module) -> tuple[Part, ...]:
-    """The inputs that are packed into the samples of `model`; empty for a single tensor."""
+    """The inputs that are packed into the samples of `model`. Empty for a single tensor."""
     known: tuple[Part, ...] = getattr(model, ATTRIBUTE, ())
     return known
 
@@ -110,7 +113,7 @@ Call = Callable[[nn.Module, dict[str, Tensor]], object]
 def calling(model: type[nn.Module], parts: Sequence[Part]) -> Call:
     """How `forward` of `model` takes the inputs: by name, or as one dictionary.
 
-    Raises ModelError if neither is possible.
+    Raises ModelError if both are impossible.
     """
     parameters = list(inspect.signature(model.forward).parameters.values())[1:]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -144,10 +147,10 @@ def calling(model: type[nn.Module], parts: Sequence[Part]) -> Call:
 
 
 def with_types(model: nn.Module, call: Call, parts: Sequence[Part]) -> Sequence[Part]:
-    """`parts`, of which some become ids if no type was given and `model` does not run otherwise.
+    """Return `parts`. If no type is given, some parts become ids if `model` cannot run otherwise.
 
-    Tries the model on zeros with each choice of types, beginning with the fewest ids. If it needs
-    ids only, nothing changes, because recording finds that out by itself.
+    Tries the model on zeros with each choice of types, beginning with the fewest ids. If all parts
+    must be ids, nothing changes, because recording detects this itself.
     """
     if len(parts) > MOST_GUESSED or any(part.dtype != "float32" for part in parts):
         return parts
@@ -190,7 +193,7 @@ def check_one_input(model: nn.Module) -> None:
 
 
 def with_limits(model: nn.Module, graph: GraphModule) -> None:
-    """Note how many ids each input of ids has: the number of rows in the tables that it indexes."""
+    """Set the number of ids of each input of ids, from the rows of the tables that it indexes."""
     parts = parts_of_model(model)
     if not any(part.dtype == "int64" and part.limit is None for part in parts):
         return
@@ -241,9 +244,9 @@ def indexed_rows(graph: GraphModule, parts: Sequence[Part]) -> dict[str, list[in
 
 
 def range_of_parts(parts: Sequence[Part], other: Interval | None = None) -> InputRange:
-    """The range of packed samples: ids are below their limit, other numbers in the range `other`.
+    """The range of packed samples: ids are below their limits, other numbers have range `other`.
 
-    Without `other`, they are standard normal.
+    If `other` is empty, the other numbers are standard normal.
     """
     numbers: list[Interval] = []
     for part in parts:

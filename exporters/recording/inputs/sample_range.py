@@ -1,4 +1,4 @@
-"""The inputs of a model and their range, from what a user writes or from a few real samples."""
+"""Reads the inputs of a model and their range from a user's text or from a few real samples."""
 
 import math
 import tempfile
@@ -22,11 +22,11 @@ from profiles.errors import DataError, InputError
 
 
 class Inputs(NamedTuple):
-    """What a user says about the samples of a model.
+    """A user's description of the samples of a model.
 
     Attributes:
-        range: The range of the numbers in samples; empty if it is not known.
-        parts: The inputs that are packed into a sample; empty if a sample is one array.
+        range: The range of the numbers in samples. Empty if it is not known.
+        parts: The inputs that are packed into a sample. Empty if a sample is one array.
     """
 
     range: InputRange = ()
@@ -40,7 +40,7 @@ LARGEST = 3.4e38
 
 
 def parse_range(text: str) -> InputRange:
-    """Read a range like 0:4 or -1.0:1.0. If both ends are whole numbers, all numbers are whole.
+    """Read a range like 0:4 or -1.0:1.0. If both ends are whole, the numbers in it are whole.
 
     Raises InputError unless the first end is below the second.
     """
@@ -61,7 +61,7 @@ def parse_range(text: str) -> InputRange:
 
 
 def range_between(low: float, high: float) -> InputRange:
-    """The range of numbers from `low` to `high`; they are whole if both are integers.
+    """The range of numbers from `low` to `high`. If both are integers, all numbers are whole.
 
     Raises InputError unless `low` is below `high` and both are finite.
     """
@@ -81,7 +81,7 @@ def range_between(low: float, high: float) -> InputRange:
 def parse_input(text: str) -> Part:
     """Read an input like image:3,32,32 or word:20:int64 or user:int64 (one id for each sample).
 
-    Raises InputError if `text` is something else.
+    Raises InputError if `text` is not an input.
     """
     name, *rest = text.split(":")
     dtype: Dtype = "float32"
@@ -121,14 +121,14 @@ def read_range(path: Path, sample_shape: tuple[int, ...], parts: Sequence[Part] 
     """Read a few real samples, and return the range of their numbers.
 
     Args:
-        path: An .npz file with `x`, an .npy file, or a folder with x.npy. With `parts` it has an
-            array `x_NAME` for each.
+        path: An .npz file with `x`, an .npy file, or a folder with x.npy. If `parts` are given,
+            there is an array `x_NAME` for each part.
         sample_shape: Shape of one sample.
         parts: The inputs that are packed into a sample.
 
     Raises:
-        DataError: The file cannot be read, or does not hold at least two different samples of this
-            shape.
+        DataError: The file cannot be read, or does not contain at least two different samples of
+            this shape.
     """
     with tempfile.TemporaryDirectory() as scratch:
         arrays = read_arrays(path, Path(scratch), array_names(SAMPLES, parts))
@@ -144,11 +144,11 @@ def range_of_examples(
     Args:
         x: Samples (n, *sample_shape) of any type of real numbers.
         origin: Name of the samples for messages.
-        sample_shape: Shape of one sample; None for any.
+        sample_shape: Shape of one sample. None allows any shape.
 
     Raises:
-        DataError: `x` has another type or shape, numbers that are not finite, or too few different
-            samples.
+        DataError: `x` has another type or shape, contains numbers that are not finite, or has too
+            few different samples.
     """
     if x.dtype.kind not in "fiub":
         raise DataError(

@@ -1,1 +1,1 @@
-"""Records models that divide batches, cut sequences or fix the number of samples."""
+"""Records models that divide batches, cut sequences or limit the number of samples."""

@@ -15,7 +15,8 @@ from profiles.errors import ModelError
 def check_cuts(model: nn.Module, captured: Captured) -> None:
     """Raise ModelError if results of `model` depend on the longest sequence of a batch.
 
-    The samples are padded by zeros where the model cuts. It must cut some of them.
+    The samples are padded by zeros on the axis that the model cuts. The model must cut some
+    samples.
     """
     graphs = captured.training, captured.inference
     cuts = {cut for graph in graphs for cut in graph.meta.get(CUTS, ())}
@@ -33,7 +34,7 @@ def check_cuts(model: nn.Module, captured: Captured) -> None:
 
 
 def padded_batches(captured: Captured, ahead: bool) -> Iterator[Tensor]:
-    """Random samples, for each axis padded by zeros to different lengths, `ahead` or at the end."""
+    """Random samples, once for each axis: zeros fill the start (`ahead`) or the end of the axis."""
     generator = torch.Generator().manual_seed(0)
     axes = () if captured.parts else range(1, len(captured.sample_shape) + 1)
     for axis in axes:

@@ -1,7 +1,7 @@
-"""Sequences that a model cuts to the longest of a batch: a recording keeps all steps.
+"""Records models that cut sequences to the longest one of a batch. A recording keeps all steps.
 
 `x[:, :longest]` has a size that depends on values. If the model masks the steps that do not count,
-its results are the same with all steps. `cut_check.py` checks this.
+its results do not change if all steps are kept. `cut_check.py` checks this.
 """
 
 from typing import Any, Self
@@ -31,7 +31,7 @@ class CutSequences(TorchFunctionMode):
     """Context in which `x[:, :n]` keeps all steps if the number `n` depends on values.
 
     Attributes:
-        lines: The user's lines that cut.
+        lines: The user's lines that cut sequences.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class CutSequences(TorchFunctionMode):
 
 
 class Cutting(TorchFunctionMode):
-    """Context that notes in `cut` whether the user's `line` takes only a part of a tensor."""
+    """Context that stores in `cut` whether the user's `line` takes only a part of a tensor."""
 
     def __init__(self, line: str) -> None:
         super().__init__()
@@ -91,8 +91,7 @@ class Cutting(TorchFunctionMode):
 
 
 class SameDraws(SeededBernoulli):  # type: ignore[no-untyped-call]
-    """Context in which dropouts keep all elements, and all drawn numbers are 0.5, for every
-    shape."""
+    """Context in which dropouts keep all elements, and all drawn numbers are 0.5."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

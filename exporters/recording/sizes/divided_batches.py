@@ -1,7 +1,8 @@
-"""Batches that a model divides into parts, as ghost batch norms do: a recording keeps them whole.
+"""Records models that divide batches, as ghost batch norms do. A recording keeps batches whole.
 
-A device's batch is small: it is a single part. `check_whole` compares the recording with the model
-for the largest batch of a training. In prediction, parts must not change the results.
+A batch on a device is so small that it is a single part. `check_whole` compares the recording with
+the model for the largest batch of a training. In prediction, the division must not change the
+results.
 """
 
 import re
@@ -29,7 +30,7 @@ MORE = 4
 
 
 class SmallBatch(TorchFunctionMode):
-    """Context in which the user's `line` reads that a batch has the smallest number of samples."""
+    """Context in which the user's `line` reads the smallest number of samples as the batch size."""
 
     def __init__(self, line: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Notes where a model limits the number of samples while it is recorded."""
+"""Finds the lines that limit the number of samples while a model is recorded."""
 
 import re
 from collections.abc import Iterator
@@ -63,12 +63,12 @@ NO_CACHE = (
 
 
 class FixedSizes:
-    """Context that notes the first condition on the number of samples that excludes some batches.
+    """Context that finds the first condition on the number of samples that excludes some batches.
 
     Attributes:
-        line: The user's line; empty if there was none.
+        line: The user's line with this condition. Empty if there was none.
         undecided: The line of the first condition that torch could not decide for all batches, even
-            if every batch meets it; or empty.
+            if every batch meets it. Empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FixedSizes:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note conditions that torch sets while it records."""
+        """Find the conditions that torch sets while it records."""
         log = ShapeEnv._log_guard
 
         def noting(env: Any, prefix: str, condition: Any, *more: Any, **named: Any) -> None:
@@ -99,11 +99,11 @@ def is_limiting(condition: Any) -> bool:
 
 
 def fixed_batch_error(reason: str, line: str) -> ModelError:
-    """The error for a model that takes only some batch sizes.
+    """The error for a model that accepts only some batch sizes.
 
     Args:
         reason: Torch's message.
-        line: The user's line that limits the number of samples; or empty.
+        line: The user's line that limits the number of samples. Empty if unknown.
     """
     place, code = source_lines.parenthesized(line), line.partition(": ")[2]
     remedy = next((text for found, text in REMEDIES if re.search(found, code)), "")
@@ -127,9 +127,9 @@ def fixed_batch_error(reason: str, line: str) -> ModelError:
 
 
 def shape_remedy(reason: str) -> str:
-    """The remedy for torch's error `reason` about sizes that do not fit; empty if none is known.
+    """The remedy for torch's error `reason` about sizes that do not fit. Empty if none is known.
 
-    The text continues the `reason`, in which the number of samples is called `batch`.
+    The text continues `reason`. In `reason`, the number of samples is called `batch`.
     """
     view = re.search(r"shape '\[(.*?)\]' is invalid for input of size", reason)
     if view is not None and re.search(r"-1|batch", view[1]):
