@@ -18,6 +18,7 @@ from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_secret import DeviceSecret
 from device_agent.federation.identity.trusted_key import TrustedKey
 from device_agent.federation.membership import consent
+from device_agent.federation.offered_files import manifest_of
 from device_agent.federation.owner_pauses import Pauses
 from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
 from device_agent.federation.releases.release_fine_tuning import ReleaseFineTuning
@@ -25,8 +26,8 @@ from device_agent.federation.releases.releases import Releases
 from device_agent.federation.round_log import NOT_KEPT, kept_log
 from device_agent.federation.run_options import RunOptions
 from device_agent.federation.secure_sending import SecureSending
-from device_agent.federation.skipped_round import SkippedRound, manifest_of
-from device_agent.federation.spent_privacy import add_spent
+from device_agent.federation.skipped_round import SkippedRound
+from device_agent.federation.spent_privacy import add_spent, check_still_private
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.stop_report import BY_OWNER, stop_report, without_folders
 from device_agent.federation.training_attempts import (
@@ -191,7 +192,7 @@ class _Rounds:
             self._key.check,
             trial,
             tune if options.fine_tune else None,
-            lambda: folder.is_secure or folder.is_private,
+            lambda: folder.secure_promise.exists or folder.is_private,
         )
         self._distrust = self._no_distrust()
         self._idle: Usage | None = None
@@ -254,7 +255,7 @@ class _Rounds:
         """Whether `work` can be trusted. If not, wait, because network or clock may change."""
         try:
             self._key.check(lambda key: self._folder.check_work(work, key, self._hooks.clock))
-            self._folder.check_still_secure(work)
+            self._folder.secure_promise.check_kept(work)
         except TrustError as error:
             if self._distrust.over_patience:
                 raise
@@ -268,7 +269,7 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
-        self._manifest = manifest_of(work)
+        self._manifest = manifest_of(work.files)
         try:
             self._tell(Progress(state="downloading"))
             bundle = self._folder.collect(work.files, self._fetch)
@@ -303,7 +304,7 @@ class _Rounds:
     def _protects_samples(self, work: Work) -> bool:
         """Whether the bundle protects samples as earlier ones did. If not, skip the round."""
         try:
-            self._folder.check_still_private()
+            check_still_private(self._folder.privacy, self._folder.sample_privacy())
         except TrustError as error:
             log.warning("Round %d: %s", work.round, error, extra=fields(round=work.round))
             self._tell(Progress(state="paused", note=str(error)))
@@ -313,7 +314,7 @@ class _Rounds:
 
     def _judge(self, work: Work) -> None:
         """Evaluate the new model of a round, and send the counts. Skip it if that fails."""
-        self.current, self._manifest = work.round, manifest_of(work)
+        self.current, self._manifest = work.round, manifest_of(work.files)
         log.info("Evaluating the new model of round %d", work.round)
         try:
             self._tell(Progress(state="downloading"))
@@ -368,7 +369,7 @@ class _Rounds:
         self._say_what_is_kept_apart(work)
         self._tell(Progress(state="training"))
         self._round_check = IntervalTimer(ROUND_CHECK_S)
-        options = self._options.for_round(work, self._folder.masked_updates(round_))
+        options = self._options.for_round(work, self._folder.secure_promise.masked_updates(round_))
         with self._attempts.attempt(self._folder.submodel(), round_):
             self._hooks.train(
                 self._folder.bundle,
@@ -407,7 +408,7 @@ class _Rounds:
 
     def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
         # With secure sums or private samples, nobody learns the loss of a single device.
-        secret = self._folder.is_secure or self._folder.sample_privacy() is not None
+        secret = self._folder.secure_promise.exists or self._folder.sample_privacy() is not None
         self._tell(Progress(state="training", loss=None if secret else loss))
 
     def _send(self, work: Work) -> bool:

@@ -11,13 +11,12 @@ from msgspec.structs import replace
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
-from device_agent.federation.device_state import check_offers
+from device_agent.federation.offered_files import check_offers, manifest_of
 from device_agent.federation.release_folder import (
     MOST_REFUSED,
     DeviceReleases,
     InstalledRelease,
     ReleasePointer,
-    manifest_of,
 )
 from device_agent.federation.releases.release_attempts import ReleaseAttempts
 from device_agent.federation.stop_report import without_folders

@@ -23,7 +23,7 @@ from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.spent_privacy import add_spent
+from device_agent.federation.spent_privacy import add_spent, check_still_private
 from device_agent.federation.training_attempts import KILLED, Attempts
 from device_agent.formats.protocol.fleet import DeviceStatus
 from device_agent.formats.protocol.rounds import SubmodelFailure
@@ -460,7 +460,7 @@ def test_rounds_that_stop_protecting_samples_are_skipped(
     with pytest.raises(Stopped):
         round_loop.run(options(tmp_path), judge=judge, sleep=rest)
     with refused("trust.no-sample-privacy"):
-        state.check_still_private()
+        check_still_private(state.privacy, state.sample_privacy())
     assert (desk(server).state, desk(server).rounds_trained) == ("paused", 0)
     assert "privacy for samples" in (desk(server).note or "")
     assert not state.update.exists()
