@@ -17,7 +17,13 @@ import pytest
 
 from commands import command, environment, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation import owner_limits, owner_pauses, round_loop, training_attempts
+from device_agent.federation import (
+    owner_limits,
+    owner_pauses,
+    round_loop,
+    round_steps,
+    training_attempts,
+)
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
@@ -192,7 +198,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
                 raise AssertionError("the round is over, and training goes on")
             return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0)
+        monkeypatch.setattr(round_steps, "ROUND_CHECK_S", 0)
         with logged() as said:
             sent = round_loop.run(options(tmp_path, "slow"), train=train, sleep=rest)
         assert sent == 1
