@@ -25,11 +25,11 @@ PIECE_BYTES = 1 << 18
 PARTIAL_CONTENT = 206
 FILE_STATUSES = (200, PARTIAL_CONTENT)
 Send = Callable[..., urllib3.BaseHTTPResponse]
-"""`CoordinatorClient._send`."""
+"""`RequestSender._send`."""
 Order = Callable[..., None]
-"""`CoordinatorClient._order`."""
+"""`RequestSender._order`."""
 Ask = Callable[..., Any]
-"""`CoordinatorClient._ask`."""
+"""`RequestSender._ask`."""
 
 
 class Download:

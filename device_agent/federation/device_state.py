@@ -11,9 +11,8 @@ rounds.log             what the device has done in its rounds (see round_log.py)
 privacy.json           the privacy that the device's samples have spent (see spent_privacy.py)
 personal.safetensors   personal tensors, which never leave the device
 forms.json             results of form checks (see remembered_checks.py)
-secure-sums            exists if the federation has used secure sums: then updates are never sent.
-                       It has the last round with a masked update, and how many were sent in it
-noise-of-sums          the noise multiplier that secure sums had first; later ones have no less
+secure-sums            exists if the federation promised secure sums (see secure_promise.py)
+noise-of-sums          the least noise of these sums (see secure_promise.py)
 masked.bin             the update behind masks, while it is sent
 release.json           which release is current; the bundles are in releases/ (see
                        release_folder.py)
@@ -22,7 +21,6 @@ fine-tuning/           a fine-tuning of the current release that is not finished
 
 import fcntl
 import logging
-import math
 import os
 import re
 import shutil
@@ -35,18 +33,18 @@ import msgspec
 
 from device_agent.client.transfers import PART
 from device_agent.federation.identity.state_folder import StateFolder
+from device_agent.federation.offered_files import check_offers, is_whole, manifest_of
 from device_agent.federation.release_folder import DeviceReleases
-from device_agent.federation.spent_privacy import read_spent
+from device_agent.federation.secure_promise import SecurePromise
 from device_agent.federation.work_age import check_age
-from device_agent.formats.atomic_files import fingerprint_file, write_file
-from device_agent.formats.manifest import MANIFEST, FileEntry, Manifest, SamplePrivacy, Train
+from device_agent.formats.atomic_files import write_file
+from device_agent.formats.manifest import MANIFEST, Manifest, SamplePrivacy, Train
 from device_agent.formats.protocol.rounds import Work
-from device_agent.formats.protocol.secure_sums import SecureTerms
 from device_agent.formats.protocol.transfers import FileOffer
 from device_agent.formats.signed_work import check_signature
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
 from device_agent.training.training_folder import training_folder
-from profiles.errors import ClientError, InputError, TrustError, UpdateError
+from profiles.errors import InputError, UpdateError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,8 +81,7 @@ class DeviceState(StateFolder):
         self.form_checks = folder / "forms.json"
         self.personal_file = folder / "personal.safetensors"
         self._newest = folder / "newest-work"
-        self._secure = folder / "secure-sums"
-        self._noise = folder / "noise-of-sums"
+        self.secure_promise = SecurePromise(folder)
         self.masked = folder / "masked.bin"
         self.releases = DeviceReleases(folder)
 
@@ -181,8 +178,9 @@ class DeviceState(StateFolder):
         self.form_checks.unlink(missing_ok=True)
         (self.folder / "runtimes.json").unlink(missing_ok=True)  # of earlier agents
         self.log.unlink(missing_ok=True)
-        for path in (self._newest, self._secure, self._noise, self.masked):
-            path.unlink(missing_ok=True)
+        self._newest.unlink(missing_ok=True)
+        self.secure_promise.forget()
+        self.masked.unlink(missing_ok=True)
         self.releases.forget()
         if not keep_personal:
             self.personal_file.unlink(missing_ok=True)
@@ -206,102 +204,14 @@ class DeviceState(StateFolder):
         if noted != newest:
             write_file(self._newest, f"{noted}\n".encode())
 
-    def promise_secure_sums(self, terms: SecureTerms) -> None:
-        """Remember that the federation uses secure sums with the noise of `terms`.
-
-        This device never sends an update, and takes part in no sum with less noise.
-        """
-        # Write the noise first: a kill between the two writes must not leave sums without noise.
-        if terms.privacy is not None and self._promised_noise is None:
-            write_file(self._noise, f"{terms.privacy.noise_multiplier}\n".encode())
-        if not self.is_secure:
-            write_file(self._secure, b"")
-
-    @property
-    def _promised_noise(self) -> float | None:
-        """The least noise multiplier of secure sums; None if they may be without noise.
-
-        Raises InputError if the file is damaged.
-        """
-        try:
-            noise = float(self._noise.read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            noise = math.nan
-        if not math.isfinite(noise):
-            raise InputError(
-                "{path} is damaged. It records how much noise secure sums promised to this device. "
-                "Restore the file. Or delete it, if you accept less noise.",
-                code="state.unreadable-noise",
-                path=str(self._noise),
-            )
-        return noise
-
-    @property
-    def is_secure(self) -> bool:
-        """Whether the federation has promised or used secure sums."""
-        return self._secure.exists()
-
-    def masked_updates(self, round_: int) -> int:
-        """How many updates this device has sent behind masks in `round_`."""
-        try:
-            last, count = map(int, self._secure.read_text().split())
-        except (FileNotFoundError, ValueError):  # none yet, or a damaged file
-            return 0
-        return count if last == round_ else 0
-
     def use_up_update(self, round_: int) -> None:
         """Remove and count the update: it is now sent behind masks, and must never be sent again.
 
         Suppose that one update were in two sums over different devices. The difference of the sums
         would reveal the updates of the devices that are in only one sum.
         """
-        write_file(self._secure, f"{round_} {self.masked_updates(round_) + 1}\n".encode())
+        self.secure_promise.count_masked_update(round_)
         shutil.rmtree(self.update)
-
-    def check_still_secure(self, work: Work) -> None:
-        """Raise TrustError if secure sums were promised, and `work` asks for single figures.
-
-        Otherwise a coordinator could end the protection without telling anybody. If `work` has a
-        secure sum, this is a promise, even if the device knows no key of the coordinator. If the
-        device knows a key, call `check_work` first.
-        """
-        if work.state == "judge" and self.is_secure:
-            raise TrustError(
-                "The coordinator asks how good the model is on the samples of this device, but the "
-                "federation uses secure sums, which reveal no figure of a single device. Nothing "
-                "was sent. Ask the operator. To agree, leave and join again.",
-                code="trust.single-figures",
-                round=work.round,
-            )
-        if work.state != "train":
-            return
-        if work.secure is not None:
-            self._check_noise(work.secure)
-            self.promise_secure_sums(work.secure)
-        elif self.is_secure:
-            raise TrustError(
-                "The coordinator asks for the update of this device, but the federation used "
-                "secure sums before, which reveal no single update. Nothing was sent. Ask the "
-                "operator. To agree, leave and join again.",
-                code="trust.no-secure-sum",
-                round=work.round,
-            )
-
-    def _check_noise(self, terms: SecureTerms) -> None:
-        """Raise TrustError if a sum has less noise than was promised."""
-        promised = self._promised_noise
-        noise = 0.0 if terms.privacy is None else terms.privacy.noise_multiplier
-        if promised is not None and noise < promised:
-            raise TrustError(
-                "At first, secure sums had the noise multiplier {promised:g}. The coordinator now "
-                "asks for a sum with {noise:g}. Nothing was sent. Ask the operator. To agree, "
-                "leave and join again.",
-                code="trust.less-noise",
-                promised=promised,
-                noise=noise,
-            )
 
     @property
     def is_private(self) -> bool:
@@ -312,36 +222,6 @@ class DeviceState(StateFolder):
         """The differential privacy for samples that the current bundle promises."""
         trains = (i for i in self._manifest().schedule if isinstance(i, Train))
         return next((i.privacy for i in trains if i.privacy is not None), None)
-
-    def check_still_private(self) -> None:
-        """Raise TrustError if the current bundle protects samples less than earlier ones.
-
-        Otherwise a coordinator could end the protection without telling anybody.
-
-        Raises InputError if the file with the spent privacy is damaged.
-        """
-        earlier, terms = read_spent(self.privacy), self.sample_privacy()
-        if earlier is None:
-            return
-        if terms is None:
-            raise TrustError(
-                "The federation trained with differential privacy for samples, but its new bundle "
-                "trains without it. Nothing was trained. Ask the operator. To agree, leave and "
-                "join again.",
-                code="trust.no-sample-privacy",
-            )
-        noise = min(noise for _, noise, _ in earlier.steps)
-        if terms.noise_multiplier < noise or terms.delta > earlier.delta:
-            raise TrustError(
-                "The federation trained with the noise {noise:g} and delta {delta:g} for samples, "
-                "and its new bundle has the noise {new_noise:g} and delta {new_delta:g}. Nothing "
-                "was trained. Ask the operator. To agree, leave and join again.",
-                code="trust.less-sample-privacy",
-                noise=noise,
-                delta=earlier.delta,
-                new_noise=terms.noise_multiplier,
-                new_delta=terms.delta,
-            )
 
     def collect(self, offers: Iterable[FileOffer], fetch: Fetch) -> str:
         """Assemble bundle/ from the offered files. Only files that are not cached are downloaded.
@@ -364,15 +244,10 @@ class DeviceState(StateFolder):
         self._remove_other_files({offer.sha256 for offer in offers})
         for offer in offers:
             # Compute the hash of a cached file again: a failing disk may have altered the file.
-            if not self._has(offer):
+            if not is_whole(self._files / offer.sha256, offer):
                 fetch(offer, self._files / offer.sha256)
         self._link_files(offers)
-        return next(offer.sha256 for offer in offers if offer.name == MANIFEST)
-
-    def _has(self, offer: FileOffer) -> bool:
-        path = self._files / offer.sha256
-        expected = FileEntry(size=offer.size, sha256=offer.sha256)
-        return path.exists() and fingerprint_file(path) == expected
+        return manifest_of(offers)
 
     def _remove_other_files(self, wanted: set[str]) -> None:
         for path in self._files.glob("*"):
@@ -428,24 +303,3 @@ class DeviceState(StateFolder):
 
     def _manifest(self) -> Manifest:
         return msgspec.json.decode((self.bundle / MANIFEST).read_bytes(), type=Manifest)
-
-
-def check_offers(offers: list[FileOffer]) -> None:
-    """Raise ClientError if a name or hash is invalid, or if the manifest is missing."""
-    for offer in offers:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", offer.name) or not re.fullmatch(
-            r"[0-9a-f]{64}", offer.sha256
-        ):
-            raise ClientError(
-                "The coordinator offers a file that cannot be part of a bundle: {file!r} with "
-                "SHA-256 {sha256!r}. Check the URL.",
-                code="client.invalid-offer",
-                file=offer.name,
-                sha256=offer.sha256,
-            )
-    if MANIFEST not in [offer.name for offer in offers]:
-        raise ClientError(
-            "The coordinator offers a bundle without {manifest}. See the coordinator's log.",
-            code="client.offer-without-manifest",
-            manifest=MANIFEST,
-        )

@@ -150,7 +150,7 @@ def join(
                 _tell_old(known)
                 folder.take_new_key()
             if invitation is not None and invitation.secure is not None:
-                folder.promise_secure_sums(invitation.secure)
+                folder.secure_promise.remember(invitation.secure)
             folder.remember(identity)
         except BaseException:
             _give_back(identity, held)

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from device_agent.client.transfers import PART
+from device_agent.federation.offered_files import is_whole, manifest_of
 from device_agent.formats.atomic_files import fingerprint_file, write_file
-from device_agent.formats.manifest import MANIFEST, Count, FileEntry, Struct, encode
+from device_agent.formats.manifest import MANIFEST, Count, Struct, encode
 from device_agent.formats.protocol.transfers import FileOffer
 from profiles.json_decoding import MalformedError, decode_json
 
@@ -134,7 +135,7 @@ class DeviceReleases:
         """The offered files that are missing or damaged on this device."""
         offers = list(offers)
         folder = self.bundle(manifest_of(offers))
-        return [offer for offer in offers if not _has(folder / offer.name, offer)]
+        return [offer for offer in offers if not is_whole(folder / offer.name, offer)]
 
     def bytes_to_fetch(self, offers: Iterable[FileOffer]) -> int:
         """The number of bytes of the offered files that are not on the disk yet."""
@@ -152,13 +153,3 @@ class DeviceReleases:
         self.attempts.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def manifest_of(offers: Iterable[FileOffer]) -> str:
-    """The hash of the manifest among the offered files; empty if there is none."""
-    return next((offer.sha256 for offer in offers if offer.name == MANIFEST), "")
-
-
-def _has(path: Path, offer: FileOffer) -> bool:
-    expected = FileEntry(size=offer.size, sha256=offer.sha256)
-    return path.exists() and fingerprint_file(path) == expected

@@ -1,14 +1,14 @@
-"""The rounds of a device that has joined: download, train and upload until the last round."""
+"""A device that has joined asks for work and takes part in rounds, until the last round is over.
+
+The steps of one round are in `round_steps.py`.
+"""
 
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-
-from msgspec import UnsetType
 
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import RefusedError
@@ -17,16 +17,22 @@ from device_agent.federation.default_state import default_state
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.device_secret import DeviceSecret
 from device_agent.federation.identity.trusted_key import TrustedKey
-from device_agent.federation.membership import consent
+from device_agent.federation.offered_files import manifest_of
 from device_agent.federation.owner_pauses import Pauses
-from device_agent.federation.polling import ROUND_CHECK_S, Polling, jittered
+from device_agent.federation.polling import Polling, jittered
 from device_agent.federation.releases.release_fine_tuning import ReleaseFineTuning
 from device_agent.federation.releases.releases import Releases
-from device_agent.federation.round_log import NOT_KEPT, kept_log
+from device_agent.federation.round_log import kept_log
+from device_agent.federation.round_steps import (
+    Hooks,
+    RoundClosedError,
+    RoundSteps,
+    Trainer,
+    TryRelease,
+)
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.secure_sending import SecureSending
-from device_agent.federation.skipped_round import SkippedRound, manifest_of
-from device_agent.federation.spent_privacy import add_spent
+from device_agent.federation.skipped_round import SkippedRound
+from device_agent.federation.spent_privacy import check_still_private
 from device_agent.federation.start_checks import check_start
 from device_agent.federation.stop_report import BY_OWNER, stop_report, without_folders
 from device_agent.federation.training_attempts import (
@@ -37,17 +43,12 @@ from device_agent.federation.training_attempts import (
     wait_after,
 )
 from device_agent.formats.evaluation_counts import Judgement
-from device_agent.formats.input_summary import far_off
 from device_agent.formats.protocol.rounds import Progress, Work
-from device_agent.formats.protocol.transfers import FileOffer
-from device_agent.formats.update import RECORD, TENSORS, decode_record
-from device_agent.inference.release_trial import TrialResult, try_release
+from device_agent.inference.release_trial import try_release
 from device_agent.log_format import fields
 from device_agent.runtime.runtime_packages import unverified
 from device_agent.system.clock import SYSTEM_CLOCK, Clock
-from device_agent.system.interval_timer import IntervalTimer
 from device_agent.training.bundle_training import judge_bundle, train_bundle
-from device_agent.training.memory_limits import Usage
 from profiles.errors import LimitError, TrustError, UpdateError
 from profiles.text_formatting import counted, have_joined, in_a_row, one_line
 
@@ -55,11 +56,6 @@ log = logging.getLogger(__name__)
 LONGEST_NOTE = 300
 """The most characters of a coordinator's note that are logged."""
 CLOSED = "Round %d closed before this device had finished: its training is dropped."
-
-Trainer = Callable[..., object]
-"""A function that is called like `train_bundle`; tests pass their own."""
-TryRelease = Callable[..., TrialResult]
-"""A function that is called like `try_release`; tests pass their own."""
 
 
 def run(
@@ -128,7 +124,7 @@ def run(
             folder,
             client,
             options,
-            _Hooks(train, judge, try_release, rest, alive, clock, patience_s),
+            Hooks(train, judge, try_release, rest, alive, clock, patience_s),
         )
         try:
             sent = rounds.all_rounds()
@@ -144,23 +140,6 @@ def run(
     return sent
 
 
-class _RoundClosedError(Exception):
-    """The round that is being trained has closed."""
-
-
-@dataclass(frozen=True)
-class _Hooks:
-    """The functions and values that a caller of `run` may replace."""
-
-    train: Trainer
-    judge: Callable[..., Judgement | None]
-    try_release: TryRelease
-    rest: Callable[[float], None]
-    alive: Callable[[], None]
-    clock: Clock
-    patience_s: float
-
-
 class _Rounds:
     """The state of one device in its rounds.
 
@@ -174,15 +153,19 @@ class _Rounds:
         folder: DeviceState,
         client: CoordinatorClient,
         options: RunOptions,
-        hooks: _Hooks,
+        hooks: Hooks,
     ) -> None:
         self._folder, self._client, self._options, self._hooks = folder, client, options, hooks
         self._pauses = Pauses(options.limits, client.progress, hooks.rest)
         self._secret = DeviceSecret(folder, client)
         self._key = TrustedKey(folder, client, hooks.clock)
+        self._attempts = Attempts(folder.attempts)
+        self._steps = steps = RoundSteps(
+            folder, client, options, hooks, self._key, self._pauses, self._attempts
+        )
         trial = partial(hooks.try_release, options.data, options.training)
         tune = ReleaseFineTuning(
-            folder, client, options, hooks.train, self._tell, self._fetch, self._wait_if_paused
+            folder, client, options, hooks.train, steps.tell, steps.fetch, steps.wait_if_paused
         )
         self._releases = Releases(
             folder.releases,
@@ -191,22 +174,16 @@ class _Rounds:
             self._key.check,
             trial,
             tune if options.fine_tune else None,
-            lambda: folder.is_secure or folder.is_private,
+            lambda: folder.secure_promise.exists or folder.is_private,
         )
         self._distrust = self._no_distrust()
-        self._idle: Usage | None = None
-        self._attempts = Attempts(folder.attempts)
         self._skipped = SkippedRound()
-        self._told_inputs: str | None = None
-        self._told_evaluation = False
-        self._progress = Progress(state="waiting")
-        self.current, self._round_check = 0, IntervalTimer(ROUND_CHECK_S)
+        self.current, self._manifest = 0, ""
         self.failed: TrainingFailedError | None = None
-        self._manifest = ""
 
     def all_rounds(self) -> int:
         """Take part until the last round is over. Returns how many updates were accepted."""
-        _, self._idle = check_start(self._options)
+        _, self._steps.idle = check_start(self._options)
         if (remark := unverified(version("onnxruntime"))) is not None:
             log.info("%s.", remark)
         try:
@@ -254,11 +231,11 @@ class _Rounds:
         """Whether `work` can be trusted. If not, wait, because network or clock may change."""
         try:
             self._key.check(lambda key: self._folder.check_work(work, key, self._hooks.clock))
-            self._folder.check_still_secure(work)
+            self._folder.secure_promise.check_kept(work)
         except TrustError as error:
             if self._distrust.over_patience:
                 raise
-            self._tell(Progress(state="paused", note=str(error)))
+            self._steps.tell(Progress(state="paused", note=str(error)))
             self._distrust.wait(str(error).rstrip("."))
             return False
         self._distrust.over()
@@ -268,18 +245,17 @@ class _Rounds:
     def _take_part(self, work: Work) -> bool:
         """Download, train and send. Returns whether the update was accepted."""
         about, self.current = fields(round=work.round), work.round
-        self._manifest = manifest_of(work)
+        self._manifest = manifest_of(work.files)
         try:
-            self._tell(Progress(state="downloading"))
-            bundle = self._folder.collect(work.files, self._fetch)
+            bundle = self._steps.download(work)
             if not self._protects_samples(work):
                 return False
             # After a restart the update may already exist. Then it only has to be sent.
             if self._folder.trained(bundle) is None:
-                self._train(work)
-            self._compare_inputs(work)
+                self._steps.train(work)
+            self._steps.compare_inputs(work)
             self._pauses.wait()
-            if not self._send(work):
+            if not self._steps.send(work):
                 return False
         except TrainingFailedError as failed:
             self._handle_failure(failed)
@@ -290,12 +266,12 @@ class _Rounds:
             text = "Round %d continued without this device. %s"
             log.info(text, work.round, refusal, extra=about)
             return False
-        except _RoundClosedError:
+        except RoundClosedError:
             log.info(CLOSED, work.round, extra=about)
             return False
         except TrustError as error:  # the coordinator broke a rule of secure sums
             log.warning("Round %d: %s", work.round, error, extra=about)
-            self._tell(Progress(state="paused", note=str(error)))
+            self._steps.tell(Progress(state="paused", note=str(error)))
             return False
         log.info("Round %d: the update was accepted.", work.round, extra=about)
         return True
@@ -303,129 +279,29 @@ class _Rounds:
     def _protects_samples(self, work: Work) -> bool:
         """Whether the bundle protects samples as earlier ones did. If not, skip the round."""
         try:
-            self._folder.check_still_private()
+            check_still_private(self._folder.privacy, self._folder.sample_privacy())
         except TrustError as error:
             log.warning("Round %d: %s", work.round, error, extra=fields(round=work.round))
-            self._tell(Progress(state="paused", note=str(error)))
+            self._steps.tell(Progress(state="paused", note=str(error)))
             self._skipped.skip(work.round, self._manifest)
             return False
         return True
 
     def _judge(self, work: Work) -> None:
         """Evaluate the new model of a round, and send the counts. Skip it if that fails."""
-        self.current, self._manifest = work.round, manifest_of(work)
+        self.current, self._manifest = work.round, manifest_of(work.files)
         log.info("Evaluating the new model of round %d", work.round)
         try:
-            self._tell(Progress(state="downloading"))
-            self._folder.collect(work.files, self._fetch)
+            self._steps.download(work)
             if not self._protects_samples(work):
                 return
-            self._tell(Progress(state="evaluating"))
-            judgement = self._hooks.judge(
-                self._folder.bundle,
-                self._options.data,
-                self._folder.update,
-                replace(
-                    self._options.training, evaluation=self._options.evaluation(work.evaluation)
-                ),
-                on_batch=self._wait_if_paused,
-                idle=self._idle,
-            )
-            if judgement is not None:
-                self._client.send_judgement(work.round, judgement)
+            if self._steps.judge(work):
                 return
         except (LimitError, UpdateError) as error:
             if isinstance(error, RefusedError) and not error.round_over:
                 raise
             log.warning("The new model of round %d was not evaluated: %s", work.round, error)
         self._skipped.skip(work.round, self._manifest)
-
-    def _wait_if_paused(self) -> None:
-        self._hooks.alive()
-        self._pauses.between_batches(self._progress)
-
-    def _fetch(self, offer: FileOffer, to: Path) -> None:
-        log.info("Fetching %s (%d bytes)", offer.name, offer.size, extra=NOT_KEPT)
-        self._client.download(offer, to)
-
-    def _compare_inputs(self, work: Work) -> None:
-        """Warn the owner once if the inputs differ much from those of the coordinator's samples."""
-        own = decode_record((self._folder.update / RECORD).read_bytes(), RECORD).inputs
-        if work.inputs is None or isinstance(own, UnsetType):
-            return
-        difference = far_off(own, work.inputs)
-        if difference is not None and difference != self._told_inputs:
-            log.warning(
-                "The inputs of this device differ much from the federation's: %s. Check the unit "
-                "of the sensor, or how the data are prepared.",
-                difference,
-            )
-        self._told_inputs = difference
-
-    def _train(self, work: Work) -> None:
-        round_ = work.round
-        log.info("Round %d: training", round_, extra=fields(round=round_))
-        self._say_what_is_kept_apart(work)
-        self._tell(Progress(state="training"))
-        self._round_check = IntervalTimer(ROUND_CHECK_S)
-        options = self._options.for_round(work, self._folder.masked_updates(round_))
-        with self._attempts.attempt(self._folder.submodel(), round_):
-            self._hooks.train(
-                self._folder.bundle,
-                self._options.data,
-                self._folder.update,
-                options=options,
-                personal=self._folder.personal(),
-                keep=self._folder.keep_personal,
-                spend=partial(add_spent, self._folder.privacy),
-                on_epoch=self._on_epoch,
-                on_batch=self._on_batch,
-                profiled=True,
-                summarized=work.inputs is not None,
-                idle=self._idle,
-                form_checks=self._folder.form_checks,
-            )
-
-    def _say_what_is_kept_apart(self, work: Work) -> None:
-        """Tell the owner once that the federation is judged by its devices."""
-        if work.evaluation is not None and not self._told_evaluation:
-            self._told_evaluation = True
-            log.info("Evaluation: %s", consent(work.evaluation))
-
-    def _on_batch(self) -> None:
-        self._wait_if_paused()
-        if self._round_check.due() and self._round_has_closed():
-            raise _RoundClosedError
-
-    def _round_has_closed(self) -> bool:
-        """Ask whether an update of the current round would be too late. False without an answer."""
-        work = self._client.peek()
-        # A coordinator in an earlier round was restarted and has not reopened this round yet.
-        if work is None or work.round < self.current:
-            return False
-        return work.round > self.current or work.state != "train"
-
-    def _on_epoch(self, epoch: int, epochs: int, loss: float) -> None:
-        # With secure sums or private samples, nobody learns the loss of a single device.
-        secret = self._folder.is_secure or self._folder.sample_privacy() is not None
-        self._tell(Progress(state="training", loss=None if secret else loss))
-
-    def _send(self, work: Work) -> bool:
-        """Send the update. Returns False if a secure sum was completed without it."""
-        round_ = work.round
-        log.info("Sending the update of round %d", round_, extra=fields(round=round_))
-        self._tell(Progress(state="uploading"))
-        if work.secure is not None:
-            seed = self._options.training.seed
-            sending = SecureSending(self._folder, self._client, self._key, self._hooks.rest, seed)
-            return sending.add(work)
-        self._client.send_tensors(round_, self._folder.update / TENSORS)
-        self._client.send_update(round_, (self._folder.update / RECORD).read_bytes())
-        return True
-
-    def _tell(self, progress: Progress) -> None:
-        self._progress = progress
-        self._client.progress(progress)
 
     def _handle_failure(self, failed: TrainingFailedError) -> None:
         """Wait before the next attempt, or ask for a smaller submodel and skip the round."""

@@ -2,7 +2,7 @@
 
 import time
 
-from device_agent.formats.manifest import MANIFEST
+from device_agent.federation.offered_files import manifest_of
 from device_agent.formats.protocol.rounds import Work
 
 SKIP_ROUND_S = 3600.0
@@ -29,10 +29,5 @@ class SkippedRound:
         if self._round is None:
             return False
         round_, manifest = self._round
-        same = round_ == work.round and manifest in ("", manifest_of(work))
+        same = round_ == work.round and manifest in ("", manifest_of(work.files))
         return same and time.monotonic() < self._since + SKIP_ROUND_S
-
-
-def manifest_of(work: Work) -> str:
-    """The hash of the manifest that `work` offers; empty if there is no offer."""
-    return next((offer.sha256 for offer in work.files if offer.name == MANIFEST), "")

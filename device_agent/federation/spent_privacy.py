@@ -1,4 +1,7 @@
-"""The privacy that the samples of a device have spent: privacy.json in the state folder."""
+"""The privacy that the samples of a device have spent: privacy.json in the state folder.
+
+Later bundles must protect the samples at least as well as the file says.
+"""
 
 import logging
 from pathlib import Path
@@ -7,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from device_agent.formats.atomic_files import write_file
-from device_agent.formats.manifest import Struct, encode
-from profiles.errors import InputError
+from device_agent.formats.manifest import SamplePrivacy, Struct, encode
+from profiles.errors import InputError, TrustError
 from profiles.json_decoding import MalformedError, decode_json
 from profiles.text_formatting import counted
 
@@ -61,6 +64,37 @@ def add_spent(path: Path, more: "SampleSteps", delta: float) -> None:
     steps = tuple((*pair, count) for pair, count in totals.items())
     write_file(path, encode(SpentPrivacy(delta=delta, steps=steps)))
     log.info("The samples of this device have spent %s.", spent_text(path))
+
+
+def check_still_private(path: Path, terms: SamplePrivacy | None) -> None:
+    """Raise TrustError if a bundle with `terms` protects samples less than earlier bundles did.
+
+    Otherwise a coordinator could end the protection without telling anybody.
+
+    Raises InputError like `read_spent`.
+    """
+    earlier = read_spent(path)
+    if earlier is None:
+        return
+    if terms is None:
+        raise TrustError(
+            "The federation trained with differential privacy for samples, but its new bundle "
+            "trains without it. Nothing was trained. Ask the operator. To agree, leave and "
+            "join again.",
+            code="trust.no-sample-privacy",
+        )
+    noise = min(noise for _, noise, _ in earlier.steps)
+    if terms.noise_multiplier < noise or terms.delta > earlier.delta:
+        raise TrustError(
+            "The federation trained with the noise {noise:g} and delta {delta:g} for samples, "
+            "and its new bundle has the noise {new_noise:g} and delta {new_delta:g}. Nothing "
+            "was trained. Ask the operator. To agree, leave and join again.",
+            code="trust.less-sample-privacy",
+            noise=noise,
+            delta=earlier.delta,
+            new_noise=terms.noise_multiplier,
+            new_delta=terms.delta,
+        )
 
 
 def spent_text(path: Path) -> str | None:

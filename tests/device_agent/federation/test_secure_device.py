@@ -135,10 +135,10 @@ def test_an_update_is_behind_masks_once(tmp_path: Path) -> None:
     assert len(coordinator.tensors) == 1
     assert coordinator.steps == ["shares", "input"]  # it has not taken part in another attempt
     assert state.trained(BUNDLE) is None
-    assert [state.masked_updates(number) for number in (ROUND, ROUND + 1)] == [1, 0]
+    assert [state.secure_promise.masked_updates(number) for number in (ROUND, ROUND + 1)] == [1, 0]
     train(state)
     assert not send(state, Lying("shares", "input", "over"))
-    assert DeviceState(tmp_path).masked_updates(ROUND) == 2
+    assert DeviceState(tmp_path).secure_promise.masked_updates(ROUND) == 2
 
 
 def test_a_coordinator_cannot_choose_any_wait(tmp_path: Path) -> None:
@@ -196,20 +196,20 @@ def test_a_training_depends_on_nothing_that_other_devices_may_have_been_told_oth
     options = RunOptions(data="x.npz", state=tmp_path, training=TrainingOptions(seed=5))
     found = options.for_round(plain, 0)
     assert (found.evaluation, found.budget_s) == (asked, 0.1)
-    first = options.for_round(secure, state.masked_updates(ROUND))
+    first = options.for_round(secure, state.secure_promise.masked_updates(ROUND))
     assert (first.evaluation, first.budget_s, first.seed) == (asked, None, found.seed)
     state.use_up_update(ROUND)
-    again = options.for_round(secure, state.masked_updates(ROUND))
+    again = options.for_round(secure, state.secure_promise.masked_updates(ROUND))
     assert again.seed not in (first.seed, round_seed(5, ROUND + 1))
 
 
 def test_a_device_with_secure_sums_judges_no_model(tmp_path: Path) -> None:
     state = device(tmp_path)
     judge = Work(state="judge", round=ROUND)
-    state.check_still_secure(judge)
-    state.promise_secure_sums(TERMS)
+    state.secure_promise.check_kept(judge)
+    state.secure_promise.remember(TERMS)
     with refused("trust.single-figures", round=ROUND):
-        state.check_still_secure(judge)
+        state.secure_promise.check_kept(judge)
 
 
 def test_a_device_takes_part_in_no_sum_with_less_noise(tmp_path: Path) -> None:
@@ -219,14 +219,14 @@ def test_a_device_takes_part_in_no_sum_with_less_noise(tmp_path: Path) -> None:
         privacy = None if noise is None else SumPrivacy(clip=1.0, noise_multiplier=noise)
         return Work(state="train", round=ROUND, secure=replace(TERMS, privacy=privacy))
 
-    state.check_still_secure(work(None))
-    state.check_still_secure(work(1.5))
+    state.secure_promise.check_kept(work(None))
+    state.secure_promise.check_kept(work(1.5))
     for noise in (1.499, None):
         with refused("trust.less-noise", promised=1.5, noise=noise or 0.0):
-            state.check_still_secure(work(noise))
-    state.check_still_secure(work(2.0))
-    state.check_still_secure(work(1.5))
+            state.secure_promise.check_kept(work(noise))
+    state.secure_promise.check_kept(work(2.0))
+    state.secure_promise.check_kept(work(1.5))
     for damaged in ("", "nan", "\0"):
         (tmp_path / "noise-of-sums").write_text(damaged)
         with refused("state.unreadable-noise"):
-            state.check_still_secure(work(1.5))
+            state.secure_promise.check_kept(work(1.5))

@@ -17,7 +17,12 @@ from bundles import once, rewrite
 from device_agent.cli.train_command import train
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.fleet_status import own_lines
-from device_agent.federation.spent_privacy import add_spent, read_spent, spent_text
+from device_agent.federation.spent_privacy import (
+    add_spent,
+    check_still_private,
+    read_spent,
+    spent_text,
+)
 from device_agent.formats.bundle import open_bundle, training_of
 from device_agent.formats.evaluation_counts import EvaluationRequest
 from device_agent.privacy.sample_accountant import SampleSteps, epsilon_of
@@ -251,16 +256,16 @@ def test_a_device_refuses_bundles_with_less_noise_than_before(
     """Or with a larger delta, which makes the epsilon that its owner reads smaller."""
     state = DeviceState(tmp_path)
     shutil.copytree(bundle, state.bundle)
-    state.check_still_private()
+    check_still_private(state.privacy, state.sample_privacy())
     for noise in (3.0, 2.0):
         add_spent(state.privacy, SampleSteps(0.2, noise, 1), 1e-5)
-    state.check_still_private()
+    check_still_private(state.privacy, state.sample_privacy())
     rewrite(state.bundle, lambda m: m["schedule"][0]["privacy"].update({key: value}))
     with refused("trust.less-sample-privacy", noise=2.0, delta=1e-5):
-        state.check_still_private()
+        check_still_private(state.privacy, state.sample_privacy())
     state.privacy.write_text('{"delta": 1e-5, "steps": []}')
     with refused("state.unreadable-privacy", path=str(state.privacy)):
-        state.check_still_private()
+        check_still_private(state.privacy, state.sample_privacy())
 
 
 def test_what_is_spent_adds_up(tmp_path: Path) -> None:

@@ -17,13 +17,19 @@ import pytest
 
 from commands import command, environment, run
 from device_agent.client.coordinator_client import CoordinatorClient
-from device_agent.federation import owner_limits, owner_pauses, round_loop, training_attempts
+from device_agent.federation import (
+    owner_limits,
+    owner_pauses,
+    round_loop,
+    round_steps,
+    training_attempts,
+)
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.fleet_status import lines
 from device_agent.federation.membership import join, leave
 from device_agent.federation.owner_limits import OwnerLimits
 from device_agent.federation.run_options import RunOptions
-from device_agent.federation.spent_privacy import add_spent
+from device_agent.federation.spent_privacy import add_spent, check_still_private
 from device_agent.federation.training_attempts import KILLED, Attempts
 from device_agent.formats.protocol.fleet import DeviceStatus
 from device_agent.formats.protocol.rounds import SubmodelFailure
@@ -192,7 +198,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
                 raise AssertionError("the round is over, and training goes on")
             return train_vector(folder, data, out, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(round_loop, "ROUND_CHECK_S", 0)
+        monkeypatch.setattr(round_steps, "ROUND_CHECK_S", 0)
         with logged() as said:
             sent = round_loop.run(options(tmp_path, "slow"), train=train, sleep=rest)
         assert sent == 1
@@ -460,7 +466,7 @@ def test_rounds_that_stop_protecting_samples_are_skipped(
     with pytest.raises(Stopped):
         round_loop.run(options(tmp_path), judge=judge, sleep=rest)
     with refused("trust.no-sample-privacy"):
-        state.check_still_private()
+        check_still_private(state.privacy, state.sample_privacy())
     assert (desk(server).state, desk(server).rounds_trained) == ("paused", 0)
     assert "privacy for samples" in (desk(server).note or "")
     assert not state.update.exists()

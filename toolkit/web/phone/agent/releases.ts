@@ -1,6 +1,6 @@
 /**
  * Follows the coordinator's offers of releases while this device has nothing to train, by the rules of
- * device_agent/federation/releases/releases.py.
+ * device_agent/federation/releases/releases.py and release_outcomes.py.
  */
 
 import { bytesToFetch, fetchBundle, isWhole, openStored, removeOthers, type Bundle } from "./bundle.js";
