@@ -48,8 +48,10 @@ def diagonal_scatter(
 def select_backward(grad: Tensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
     """A tensor of zeros with `grad` at `index` of the axis `dim`."""
     size, axis = input_sizes[dim], dim % len(input_sizes)
-    if not isinstance(size, int):
-        return NotImplemented
+    if not isinstance(size, int):  # the batch
+        positions = torch.arange(size).reshape([-1, *[1] * (len(input_sizes) - 1 - axis)])
+        chosen = index if index >= 0 else size + index
+        return torch.where(positions == chosen, grad.unsqueeze(axis), 0.0)
     position = index % size
     pads = [0, 0] * (len(input_sizes) - 1 - axis)
     # PyTorch's decomposition instead selects from zeros and the gradient by a mask of this size.

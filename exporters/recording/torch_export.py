@@ -45,6 +45,7 @@ from exporters.recording.replacements.function_forms.index_forms import integers
 from exporters.recording.replacements.function_forms.recorded_forms import FORMS
 from exporters.recording.replacements.inner_gradients import GRADIENTS, compute_gradients
 from exporters.recording.replacements.masks.boolean_masks import MaskedValues
+from exporters.recording.replacements.python_code.numpy_arrays import numpy_arrays
 from exporters.recording.replacements.python_code.python_draws import python_draws
 from exporters.recording.replacements.python_code.python_functions import python_functions
 from exporters.recording.replacements.random_functions import uniform_draws
@@ -167,7 +168,12 @@ def traced(
     batch = torch.export.Dim("batch", min=MINIMUM_BATCH)
 
     def record() -> torch.export.ExportedProgram:
-        functions = recording_context(), python_functions(module), python_draws(module)
+        functions = (
+            recording_context(),
+            python_functions(module),
+            python_draws(module),
+            numpy_arrays(),
+        )
         with ExitStack() as stack:
             for context in (*functions, sizes.noting()):
                 stack.enter_context(context)
