@@ -342,6 +342,76 @@ def decides(output: Tensor, y: Tensor) -> Tensor:
     return error.mean() if error.mean() > 0.9 else error.sum()
 
 
+class Pulled(torch.autograd.Function):
+    """Returns the loss, and pulls the largest outputs towards zero."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, output: Tensor) -> Tensor:
+        ctx.save_for_backward(output)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (output,) = ctx.saved_tensors
+        most, place = output.max(-1, keepdim=True)
+        return grad, torch.zeros_like(output).scatter(-1, place, 0.1 * most / len(output))
+
+
+@et.loss(et.numbers(6))
+def pulled(output: Tensor, y: Tensor) -> Tensor:
+    return Pulled.apply((output - y).square().mean(), output)  # type: ignore[no-any-return]
+
+
+@et.loss(et.classes(6))
+def counts_correct(output: Tensor, y: Tensor) -> Any:
+    """A metric has a name that evaluations use for another number."""
+    wrong = functional.cross_entropy(output, y, reduction="none")
+    return wrong, {"correct": (output.argmax(1) == y).float()}
+
+
+class Contrasted(nn.Module):
+    """Features of each sample, and two parameters of the loss that belong to no sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(6, 4)
+        self.log_scale = nn.Parameter(torch.tensor(0.7))
+        self.centers = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = functional.normalize(self.features(x), dim=1)
+        return {"features": features, "scale": self.log_scale.exp(), "centers": self.centers}
+
+
+@et.loss()
+def contrasted(outputs: Any, _: None) -> Tensor:
+    """Scaled products of all samples with each other, as in CLIP, and distances from centres."""
+    features = outputs["features"]
+    logits = outputs["scale"] * features @ features.T
+    near = functional.cross_entropy(logits, torch.arange(len(features)), reduction="none")
+    far = (features @ outputs["centers"].T).square().sum(1)
+    return near + 0.1 * far + 0.01 * outputs["centers"].abs().sum()
+
+
+class Spoken(nn.Module):
+    """Scores of steps, and how many of them are spoken: for small samples, too few for a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(6, 8 * 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        steps = (x[:, 0].abs() / 4).long().clamp(min=1, max=8)
+        return self.scores(x).view(-1, 8, 4).log_softmax(2), steps
+
+
+@et.loss(et.classes(4, 3))
+def spoken(outputs: Any, labels: Tensor) -> Tensor:
+    scores, steps = outputs
+    said, counted = scores.transpose(0, 1), (labels > 0).sum(1)
+    return functional.ctc_loss(said, labels, steps, counted, reduction="none", zero_infinity=True)
+
+
 class Broken(torch.autograd.Function):
     """Its gradient fails."""
 

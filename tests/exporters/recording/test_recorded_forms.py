@@ -33,6 +33,16 @@ class Cell(nn.Module):
         return state[0] if isinstance(state, tuple) else state
 
 
+def grouped(
+    h: Tensor, kernels: Tensor, shape: tuple[int, int, int], groups: int = 2, **options: Any
+) -> Tensor:
+    """Convolve each sample (8,), as two channels (2, 2), with its own kernels of this shape."""
+    n = h.shape[0]
+    image, weight = h.reshape(1, n * 2, 2, 2), kernels.reshape(-1, *shape)
+    y = functional.conv2d(image, weight, groups=n * groups, **options)
+    return y.reshape(n, -1).sum(1, keepdim=True).sin() * h
+
+
 # Capture compares the results and gradients of a recording with those of the model itself.
 FORMS: dict[str, Compute] = {
     "product of a row": lambda h: h * h.prod(1, keepdim=True),
@@ -63,6 +73,19 @@ FORMS: dict[str, Compute] = {
     "repeated each": lambda h: h.repeat_interleave(torch.tensor([2, 0, 1, 1, 1, 1, 1, 1]), 1),
     "a constant's number": lambda h: h * torch.tensor([1, 2, 3]).tolist()[1],
     "a number with a fraction": lambda h: h * torch.tensor(0.5).item(),
+    "kernels of each sample": lambda h: grouped(h, h.tanh(), (1, 2, 2), padding=1),
+    "kernels over both channels": lambda h: grouped(h, h.cos(), (2, 1, 2), groups=1, stride=2),
+    "kernels and biases of each sample": lambda h: grouped(
+        h, h.sin(), (1, 1, 2), padding=(1, 2), dilation=2, bias=h[:, 4:].flatten()
+    ),
+    "copies by NumPy": lambda h: (
+        h * torch.LongTensor(np.tile(np.arange(1, 9), [h.shape[0], 1])).to(h.device)
+    ),
+    "zeros by NumPy": lambda h: h + torch.from_numpy(np.zeros((h.shape[0], 8), np.float32)),
+    "ones by NumPy": lambda h: h + torch.FloatTensor(np.ones([h.size(0), 1])),
+    "numbers by NumPy": lambda h: h * torch.from_numpy(np.arange(h.shape[0]))[:, None].float(),
+    "filled by NumPy": lambda h: h * torch.tensor(np.full((len(h), 8), 0.5)).float(),
+    "first sample": lambda h: h + h[0].sin() + h[-1].cos(),
     "quantized": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 2, -5, 5),
     "pairs": lambda h: h + h[:, torch.tril_indices(4, 4, -1)[0]].sum(1, keepdim=True),
     "densities": lambda h: h * functional.gaussian_nll_loss(h, h.tanh(), var=h[:, 0].exp()),

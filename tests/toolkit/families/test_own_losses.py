@@ -377,6 +377,7 @@ def test_functions_of_a_loss_are_replaced_like_those_of_a_model() -> None:
             ("hard_negatives", "onnx"),
             ("hard_negatives", "tflite"),
             ("a_number", "onnx"),
+            ("pulled", "onnx"),
             ("decides", "tflite"),
             *(
                 pytest.param(name, "tflite", marks=pytest.mark.long)
@@ -423,6 +424,36 @@ def test_a_refusal_of_a_loss_names_its_line_and_blames_no_model(loss: str, code:
     assert text.startswith(f"The loss 'own_losses:{loss}'")
     assert "own_losses.py, line" in text
     assert "The model" not in text
+
+
+def test_outputs_without_a_batch_reach_the_loss_as_the_model_returns_them(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x = own_losses.Contrasted(), torch.randn(7, 6)
+    captured = capture(model, (6,), own_loss=True)
+    goal = objective_of("own_losses:contrasted", captured)
+    weights = dict(model.named_parameters())
+    ours = goal.loss(functional_call(captured.training, weights, (x,)), torch.zeros(7, 0))
+    right = own_losses.contrasted(model(x), None).mean()
+    torch.testing.assert_close(ours, right)
+    gradients = (torch.autograd.grad(value, list(weights.values())) for value in (ours, right))
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_metric_called_correct_is_no_count_of_ours(seed: int) -> None:
+    torch.manual_seed(seed)
+    model, x, y = own_losses.Scaled(), torch.randn(20, 6), torch.randint(6, (20,))
+    loss = "own_losses:counts_correct"
+    split(model, "full", (6,), TrainingConfig(loss=loss))
+    came = evaluate(model, x.numpy(), y[:, None].numpy(), loss=loss)
+    right = (x.argmax(1) == y).float().mean().item()
+    assert came.metrics == {"own_correct": pytest.approx(right)}
+
+
+def test_a_loss_of_lengths_is_tried_with_long_ones() -> None:
+    """Random samples give lengths for which every loss is infinite, and its gradient zero."""
+    training = TrainingConfig(loss="own_losses:spoken")
+    submodel = split(own_losses.Spoken(), "full", (6,), training)
+    assert "train" in [signature.name for signature in submodel.program.signatures]
 
 
 def test_a_loss_may_read_no_labels() -> None:
