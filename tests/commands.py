@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -79,13 +80,19 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(name: str, *arguments: object, cwd: Path, **more: str) -> Done:
     """Run a command to its end in a fresh process; `more` are environment variables."""
+    return _ended(command(name, *arguments), cwd, LIMIT_S, more)
+
+
+def run_code(
+    code: str, *arguments: object, cwd: Path = ROOT, limit_s: float = LIMIT_S, **more: str
+) -> Done:
+    """Run Python code to its end in a fresh process; `more` are environment variables."""
+    return _ended([sys.executable, "-c", code, *map(str, arguments)], cwd, limit_s, more)
+
+
+def _ended(line: Sequence[str], cwd: Path, limit_s: float, more: Mapping[str, str]) -> Done:
     done = subprocess.run(
-        command(name, *arguments),
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
+        line, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=limit_s
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -151,6 +158,12 @@ def warm_context() -> ForkServerContext:
     with patch.dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}"):
         forkserver.ensure_running()
     return context
+
+
+def free_port() -> int:
+    """A port of this machine that is free at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 @contextmanager

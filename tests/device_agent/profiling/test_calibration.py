@@ -3,8 +3,6 @@
 import datetime
 import itertools
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from commands import ROOT, Agent, environment
+from commands import ROOT, Agent, run_code
 from device_agent.profiling import calibration, operation_timing
 from device_agent.profiling.calibrate_speed_process import calibrate_speed
 from device_agent.profiling.calibration import (
@@ -243,9 +241,8 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
         "import device_agent.profiling.calibrate_speed_process;"
         "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, check=True
-    )
+    done = run_code(program)
+    assert done.code == 0, done.stderr
     forbidden = {"torch", "onnx", "onnxscript", "exporters", "toolkit"}
     assert not forbidden & set(json.loads(done.stdout))
 

@@ -3,14 +3,13 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from commands import LIMIT_S, ROOT, Done, environment, refusal, stages
+from commands import ROOT, Done, refusal, run_code, stages
 from refusals import refused
 from toolkit.cli.early_checks import check_some_spec, check_specs
 from toolkit.coordinator.storage.folder_lock import FolderLock
@@ -95,15 +94,8 @@ for arguments in json.loads(sys.argv.pop()):
 def torchless_runs(folder: Path, commands: Sequence[Sequence[str]]) -> list[Done]:
     """Run commands of `edgetailor` in `folder`, where `torch` is that of the fixture."""
     path = os.pathsep.join([str(folder / "blocked"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", EACH, json.dumps(commands)],
-        cwd=folder,
-        env=environment(PYTHONPATH=path),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=LIMIT_S,
-    )
+    done = run_code(EACH, json.dumps(commands), cwd=folder, PYTHONPATH=path)
+    assert done.code == 0, done.stderr
     return [Done(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
