@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import urllib3
 
-from commands import ROOT, command, edgetailor, environment, refusal, run
+from commands import ROOT, command, edgetailor, environment, free_port, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation.fleet_status import PATIENCE_S
@@ -85,8 +85,7 @@ def assert_soon(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")
