@@ -1,6 +1,6 @@
 """A training step and predictions of an exported model, compared with PyTorch in float64."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -66,7 +66,16 @@ def check_one_step(
     predicted = Predictor(bundle).predict(x.numpy())
     assert np.abs(predicted - output.softmax(1).detach().numpy()).max() < 1e-5
 
-    train_bundle(bundle, data, folder / "update")
+    check_training(folder, right, before)
+
+
+def check_training(folder: Path, right: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Train `bundle` in `folder` on its `data.npz`, by one step on all samples.
+
+    `right` is the model in float64 with the gradients of these samples, and `before` has its
+    parameters from the start.
+    """
+    train_bundle(folder / "bundle", folder / "data.npz", folder / "update")
     (file,) = (folder / "update").glob("*.safetensors")
     trained = load_file(file)
     for parameter, value in right.named_parameters():

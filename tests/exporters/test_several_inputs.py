@@ -7,19 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import Predictor, TrainingConfig, export, inspect, pack_inputs, split
+from one_step import RATE, SAMPLES, check_training
 from parameters import quarter_quick, some_long, some_quick
 from refusals import refused
 from toolkit.submodels.global_model import from_model
-from trainings import train_bundle
-
-SAMPLES, RATE = 8, 0.1
 
 
 class Towers(nn.Module):
@@ -145,14 +142,7 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
     bundle, data = tmp_path / "bundle", tmp_path / "data.npz"
     export(split(model, "full", (size,), config), from_model(model), bundle, format=format)
     np.savez(data, y=y, **{f"x_{key}": value for key, value in arrays.items()})
-    train_bundle(bundle, data, tmp_path / "update")
-    (file,) = (tmp_path / "update").glob("*.safetensors")
-    trained = load_file(file)
-    for parameter, value in right.named_parameters():
-        change = RATE * value.grad.numpy()
-        rounding = 2**-24 * np.linalg.norm(before[parameter].numpy())
-        off = np.linalg.norm(before[parameter].numpy() - trained[parameter] - change)
-        assert off <= 1e-5 * np.linalg.norm(change) + 2 * rounding
+    check_training(tmp_path, right, before)
     predicted = Predictor(bundle).predict(arrays)
     assert np.abs(predicted - output.softmax(1).detach().numpy()).max() < 1e-5
     # A device profiles and compares its runtimes with ids that the tables have.

@@ -7,20 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import TrainingConfig, evaluate, export, inspect, set_input_range, split
+from one_step import RATE, SAMPLES, check_training
 from parameters import half_quick, quarter_quick, some_long, some_quick
 from refusals import refused
 from toolkit.simulation.torch_executor import TorchSession
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
-
-SAMPLES, RATE = 8, 0.1
 
 
 class Columns(nn.Module):
@@ -148,14 +146,7 @@ def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: P
     bundle, data = tmp_path / "bundle", tmp_path / "data.npz"
     export(split(model, "full", x.shape[1:], config), from_model(model), bundle, format=format)
     np.savez(data, x=x, y=y)
-    train_bundle(bundle, data, tmp_path / "update")
-    (file,) = (tmp_path / "update").glob("*.safetensors")
-    trained = load_file(file)
-    for parameter, value in right.named_parameters():
-        change = RATE * value.grad.numpy()
-        rounding = 2**-24 * np.linalg.norm(before[parameter].numpy())
-        off = np.linalg.norm(before[parameter].numpy() - trained[parameter] - change)
-        assert off <= 1e-5 * np.linalg.norm(change) + 2 * rounding
+    check_training(tmp_path, right, before)
 
     # What a device profiles and compares its runtimes with are such samples too.
     random = synthetic(open_bundle(bundle), 50).x
