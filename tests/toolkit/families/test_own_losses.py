@@ -93,17 +93,13 @@ def config(task: Task) -> TrainingConfig:
     return TrainingConfig(BATCH, learning_rate=RATE, momentum=MOMENTUM, loss=task.loss)
 
 
-# A device trains the long ones below.
-@pytest.mark.parametrize("name", half_quick(some_long(TASKS, "detection", "multi-task")))
-def test_simulated_rounds_equal_a_plain_loop(name: str, seed: int, tmp_path: Path) -> None:
-    task = TASKS[name]
-    data = task.data(np.random.default_rng(seed))
-    np.savez(tmp_path / "local.npz", **data)  # type: ignore[arg-type]
-    (tmp_path / "fleet.toml").write_text(f"""
+def fleet_file(folder: Path, task: Task, data: Arrays, top: str, table: str) -> Path:
+    """The file of a fleet that learns `task` from samples like those of `data`."""
+    (folder / "fleet.toml").write_text(f"""
 model = "own_losses:{task.model}"
 input_shape = {list(data["x"].shape[1:])}
 rounds = {ROUNDS}
-seed = {seed % 1000}
+{top}
 
 [training]
 batch_size = {BATCH}
@@ -111,18 +107,30 @@ learning_rate = {RATE}
 momentum = {MOMENTUM}
 loss = {task.toml}
 {UNLIMITED}
-[simulation]
-data = "local.npz"
-held_out_share = 0.2
-participation = 1.0
-seed = {seed % 997}
+{table}
 
 [[devices]]
 name = "board"
 submodel = "full"
 count = {CLIENTS}
 """)
-    settings = load_simulation(tmp_path / "fleet.toml")
+    return folder / "fleet.toml"
+
+
+# A device trains the long ones below.
+@pytest.mark.parametrize("name", half_quick(some_long(TASKS, "detection", "multi-task")))
+def test_simulated_rounds_equal_a_plain_loop(name: str, seed: int, tmp_path: Path) -> None:
+    task = TASKS[name]
+    data = task.data(np.random.default_rng(seed))
+    np.savez(tmp_path / "local.npz", **data)  # type: ignore[arg-type]
+    table = f"""
+[simulation]
+data = "local.npz"
+held_out_share = 0.2
+participation = 1.0
+seed = {seed % 997}"""
+    file = fleet_file(tmp_path, task, data, f"seed = {seed % 1000}", table)
+    settings = load_simulation(file)
     prepared = prepare(settings, RunFolder(tmp_path / "other"))
     judges = np.setdiff1d(np.arange(SAMPLES), np.concatenate(prepared.parts))
     model = task.build().double()
@@ -152,29 +160,9 @@ count = {CLIENTS}
 def test_agents_count_as_a_plain_loop(task_name: str, seed: int, tmp_path: Path) -> None:
     """Processes join a federation by HTTP, train in each round and judge what they trained."""
     task, draw = TASKS[task_name], np.random.default_rng(seed)
-    shape = task.data(draw)["x"].shape[1:]
     counted_of_each = 16 if task_name == "segmentation" else 1  # labels of a picture
-    (tmp_path / "fleet.toml").write_text(f"""
-model = "own_losses:{task.model}"
-input_shape = {list(shape)}
-rounds = {ROUNDS}
-port = 0
-
-[training]
-batch_size = {BATCH}
-learning_rate = {RATE}
-momentum = {MOMENTUM}
-loss = {task.toml}
-{UNLIMITED}
-[evaluation]
-share = 0.2
-
-[[devices]]
-name = "board"
-submodel = "full"
-count = {CLIENTS}
-""")
-    settings = load_config(tmp_path / "fleet.toml")
+    file = fleet_file(tmp_path, task, task.data(draw), "port = 0", "[evaluation]\nshare = 0.2")
+    settings = load_config(file)
     agents = federation(settings)
     model = task.build().double()
     agents.model.load_into(model)
