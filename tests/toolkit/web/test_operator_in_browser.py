@@ -12,7 +12,7 @@ from operators import operator
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import read_page
-from vector_fleet import VectorModel, configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, configured, enrol, running, send_all, send_trained, task
 
 pytestmark = pytest.mark.web
 
@@ -163,8 +163,7 @@ def test_a_reader_sees_the_role_and_that_tables_scroll(
 
 def test_every_view(page: Any, server: Server, tmp_path: Path) -> None:
     links = enrol(server, tmp_path)
-    for name, link in links.items():
-        send_trained(link, 1, tmp_path / name)
+    send_all(links, 1, tmp_path)
     task(links["board-1"])
     operator(server).act("pause", "desktop-2", "x" * 200)
     for view in VIEWS:
