@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from device_agent.inference.predictor import Predictor
 from edgetailor import TrainingConfig, export, split
 from exporters.export import Format
 from exporters.recording.shared_tensors import twin_of
+from parameters import needs_litert
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
@@ -43,8 +43,7 @@ def check_one_step(
 
     Samples are ids below `tokens`, unless this is None. `model` returns scores of CLASSES classes.
     """
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     batch = (SAMPLES, *shape)
     x = torch.randn(batch) if tokens is None else torch.randint(tokens, batch)
     y = torch.randint(CLASSES, (SAMPLES,))

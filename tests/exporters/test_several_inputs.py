@@ -14,7 +14,7 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import Predictor, TrainingConfig, export, inspect, pack_inputs, split
 from one_step import RATE, SAMPLES, check_training
-from parameters import quarter_quick, some_long, some_quick
+from parameters import needs_litert, quarter_quick, some_long, some_quick
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 
@@ -123,8 +123,7 @@ def called(model: nn.Module, arrays: dict[str, np.ndarray]) -> Tensor:
 
 @pytest.mark.parametrize(("name", "format"), quarter_quick(some_quick(ROWS, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     build, inputs, drawn = MODELS[name]
     torch.manual_seed(seed)
     draw = np.random.default_rng(seed)

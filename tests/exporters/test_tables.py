@@ -14,7 +14,7 @@ from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import TrainingConfig, evaluate, export, inspect, set_input_range, split
 from one_step import RATE, SAMPLES, check_training
-from parameters import half_quick, quarter_quick, some_long, some_quick
+from parameters import half_quick, needs_litert, quarter_quick, some_long, some_quick
 from refusals import refused
 from toolkit.simulation.torch_executor import TorchSession
 from toolkit.submodels.global_model import from_model
@@ -131,8 +131,7 @@ ROWS = [(name, format) for name in TABLES for format in ("onnx", "tflite")]
 
 @pytest.mark.parametrize(("name", "format"), quarter_quick(some_quick(ROWS, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     build, drawn = TABLES[name]
     torch.manual_seed(seed)
     draw = np.random.default_rng(seed)
@@ -260,8 +259,7 @@ def test_real_samples_with_an_unknown_id_are_refused(wrong: int) -> None:
 
 @pytest.mark.parametrize("format", half_quick(["onnx", "tflite"]))
 def test_a_device_refuses_samples_with_an_unknown_id(format: str, tmp_path: Path) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     x, y = columns(np.random.default_rng(0), SAMPLES).astype(np.float32), np.zeros(SAMPLES, int)
     model = set_input_range(Columns(), examples=x)
     config = TrainingConfig(batch_size=SAMPLES)
