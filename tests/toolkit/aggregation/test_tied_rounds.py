@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import oracles
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE, TiedTokens, tied_layers
@@ -64,9 +65,7 @@ def one_round(federation: Federation, fleet: Sequence[tuple[str, Device]], folde
     """The global model after every device of `fleet` trained its spec."""
     for number, (spec, device) in enumerate(fleet):
         out = folder / str(number)
-        (out / "bundle").mkdir(parents=True)
-        for name, data in federation.bundle(spec).items():
-            (out / "bundle" / name).write_bytes(data)
+        write_folder(out / "bundle", federation.bundle(spec))
         np.savez(out / "data.npz", x=device.x, y=device.y)
         train_bundle(
             out / "bundle", str(out / "data.npz"), out / "update", threads=1, seed=device.seed

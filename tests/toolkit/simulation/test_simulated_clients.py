@@ -20,6 +20,7 @@ from torch import Tensor
 
 import oracles
 from commands import ROOT, command, edgetailor, environment
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
@@ -163,9 +164,7 @@ def test_agents_on_exported_bundles(
 
 
 def written(agents: Federation, spec: str, round_: int, folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name, data in agents.bundle(spec, round_).items():
-        (folder / name).write_bytes(data)
+    write_folder(folder, agents.bundle(spec, round_))
     return folder
 
 
