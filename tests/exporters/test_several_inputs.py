@@ -173,9 +173,8 @@ def test_ids_of_the_data_must_be_in_the_tables(tmp_path: Path) -> None:
 
 
 def test_a_model_with_several_inputs_is_refused_with_the_remedy() -> None:
-    with refused("model.inputs", takes=["user", "item"]) as caught:
+    with refused("model.inputs", "--input NAME:SHAPE", takes=["user", "item"]):
         inspect(Towers(), (2,), ["full"], 8)
-    assert "--input NAME:SHAPE" in str(caught.value)
     with refused("model.inputs", missing=["item"]):
         pack_inputs(Towers(), user=("int64",))
     with refused("model.inputs", name="users"):

@@ -170,9 +170,8 @@ def test_every_family_takes_the_range(spec: str, tmp_path: Path) -> None:
 def test_a_model_with_ids_is_refused_without_a_range(name: str) -> None:
     build, drawn = TABLES[name]
     shape = drawn(np.random.default_rng(0), 2).shape[1:]
-    with refused("model.ids-out-of-range") as caught:
+    with refused("model.ids-out-of-range", "test_tables.py, line"):
         inspect(build(), shape, ["full"], 8)
-    assert "test_tables.py, line" in str(caught.value)
     # The remedy works.
     inspect(set_input_range(build(), 0, 4), shape, ["full"], 8)
 
@@ -189,9 +188,8 @@ def test_luck_does_not_decide() -> None:
 
     with refused("model.ids-out-of-range"):
         inspect(Lucky(), (1,), ["full"], 8)
-    with refused("model.ids-out-of-range") as caught:
+    with refused("model.ids-out-of-range", "The range that you gave"):
         inspect(set_input_range(Lucky(), -200, 200), (1,), ["full"], 8)
-    assert "The range that you gave" in str(caught.value)
     # The remedy works: with these samples, the ids are 0 to 8.
     inspect(set_input_range(Lucky(), -40.0, 40.0), (1,), ["full"], 8)
 
@@ -209,9 +207,8 @@ def test_both_ends_of_a_range_are_tried(low: int, high: int) -> None:
             return self.last(self.table(x[:, 0].long()))
 
     inspect(set_input_range(Large(), 0, 999), (1,), ["full"], 8)
-    with refused("model.ids-out-of-range") as caught:
+    with refused("model.ids-out-of-range", "The range that you gave"):
         inspect(set_input_range(Large(), low, high), (1,), ["full"], 8)
-    assert "The range that you gave" in str(caught.value)
 
 
 def test_ids_that_the_model_clamps_need_no_range() -> None:

@@ -99,9 +99,8 @@ def test_wrong_tensors_are_not_written(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_tensors_are_not_read(tmp_path: Path, kind: str) -> None:
     folder = forge(tmp_path / "update", WRONG[kind].tensors)
-    with refused(WRONG[kind].code, **WRONG[kind].values) as caught:
+    with refused(WRONG[kind].code, str(folder), **WRONG[kind].values):
         read_update(folder)
-    assert str(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
@@ -175,9 +174,8 @@ def test_a_damaged_update(
 
 
 def test_something_that_is_no_update(tmp_path: Path) -> None:
-    with refused("update.missing-file", file=RECORD) as caught:
+    with refused("update.missing-file", str(tmp_path / "nowhere"), file=RECORD):
         read_update(tmp_path / "nowhere")
-    assert str(tmp_path / "nowhere") in str(caught.value)
     (tmp_path / "file").write_bytes(b"")
     with refused("update.not-a-folder", path=str(tmp_path / "file")):
         read_update(tmp_path / "file")

@@ -268,9 +268,8 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
     read["quiet_hours"] = QuietHours.parse(read["quiet_hours"])
     assert RunOptions.from_flat(**read) == OPTIONS
     path.write_text("quiet = true\n")
-    with refused("option.unknown", path=str(path), option="quiet") as caught:
+    with refused("option.unknown", "The options are data, state", path=str(path), option="quiet"):
         read_options(path)
-    assert "The options are data, state" in str(caught.value)
     path.write_text("quiet =\n")
     with refused("file.not-toml", path=str(path)):
         read_options(path)

@@ -78,9 +78,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.malformed") as caught:
+    with refused("profile.malformed", said):
         read_profile(tmp_path / "pi.json")
-    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,8 @@ def test_profiles_of_other_versions(
     tmp_path: Path, content: bytes, found: int, advice: str
 ) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.wrong-version", found=found, supported=2) as caught:
+    with refused("profile.wrong-version", advice, found=found, supported=2):
         read_profile(tmp_path / "pi.json")
-    assert advice in str(caught.value)
 
 
 def changed(place: str, value: object) -> bytes:
@@ -134,9 +132,8 @@ def changed(place: str, value: object) -> bytes:
 )
 def test_what_cannot_have_been_measured(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.malformed") as caught:
+    with refused("profile.malformed", said):
         read_profile(tmp_path / "pi.json")
-    assert said in str(caught.value)
 
 
 def test_what_a_system_says_is_made_fit_for_a_profile(
@@ -151,9 +148,8 @@ def test_what_a_system_says_is_made_fit_for_a_profile(
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with refused("profile.unreadable", path=str(tmp_path / "pi.json")) as caught:
+    with refused("profile.unreadable", "No such file", path=str(tmp_path / "pi.json")):
         read_profile(tmp_path / "pi.json")
-    assert "No such file" in str(caught.value)
 
 
 def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> None:
@@ -201,9 +197,8 @@ def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> No
     ],
 )
 def test_merging_refuses(other: Callable[[Profile], Profile], code: str, said: str) -> None:
-    with refused(code) as caught:
+    with refused(code, said):
         merge([full(), other(full())])
-    assert said in str(caught.value)
 
 
 def change_machine(profile: Profile, **fields: object) -> Profile:

@@ -231,12 +231,10 @@ def test_no_module_is_run(here: Path) -> None:
     for name in ("__init__", "nets"):
         (here / "loud" / f"{name}.py").write_text("raise SystemExit('it ran')\n\ndef tiny(): ...\n")
     check_reference("loud.nets:tiny")
-    with refused("model.unknown-callable", callable="tinny") as caught:
+    with refused("model.unknown-callable", "Did you mean tiny?", callable="tinny"):
         check_reference("loud.nets:tinny")
-    assert "Did you mean tiny?" in str(caught.value)
-    with refused("model.cannot-import", module="loud.nest") as caught:
+    with refused("model.cannot-import", "Did you mean nets?", module="loud.nest"):
         check_reference("loud.nest:tiny")
-    assert "Did you mean nets?" in str(caught.value)
     assert "loud" not in sys.modules
 
 

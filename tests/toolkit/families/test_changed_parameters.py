@@ -227,9 +227,8 @@ def of_another_shape(model: Changing, _: Tensor) -> None:
     ],
 )
 def test_other_changes_are_refused(change: Change, words: str) -> None:
-    with refused("model.writes-own-tensor") as caught:
+    with refused("model.writes-own-tensor", words):
         capture(Changing(change), (2, 6))
-    assert words in str(caught.value)
 
 
 class Later(Changing):

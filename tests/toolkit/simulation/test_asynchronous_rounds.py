@@ -260,9 +260,8 @@ def test_an_interruption_changes_nothing(file: Path, tmp_path: Path, spec: str) 
     ],
 )
 def test_mistakes_in_the_file(file: Path, top: str, table: str, words: str) -> None:
-    with refused("config.bad-value") as caught:
+    with refused("config.bad-value", words):
         simulate(written(file, top, table), file.parent / "out")
-    assert words in str(caught.value)
     assert not (file.parent / "out").exists()
 
 
@@ -270,9 +269,8 @@ def test_times_are_needed(file: Path) -> None:
     text = written(file).read_text()
     lines = [line for line in text.splitlines() if line.split(" ")[0] not in DEVICE_KEYS]
     file.write_text("\n".join(lines))
-    with refused("config.bad-value") as caught:
+    with refused("config.bad-value", "needs simulated time"):
         simulate(file, file.parent / "out")
-    assert "needs simulated time" in str(caught.value)
 
 
 DEVICE_KEYS = ("profile", "download_mbps", "upload_mbps", "slowdown")

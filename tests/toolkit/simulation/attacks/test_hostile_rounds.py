@@ -179,9 +179,8 @@ def test_a_backdoor_succeeds(seed: int, tmp_path: Path, capsys: pytest.CaptureFi
 def test_mistakes_in_the_table(
     seed: int, tmp_path: Path, hostile: str, code: str, words: str
 ) -> None:
-    with refused(code) as error:
+    with refused(code, words):
         load_simulation(configured(tmp_path, seed, hostile))
-    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
