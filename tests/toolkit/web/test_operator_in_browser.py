@@ -9,6 +9,7 @@ import pytest
 
 from device_agent.federation import membership
 from operators import operator
+from phones import assert_accessible_page
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import read_page
@@ -16,7 +17,6 @@ from vector_fleet import VectorModel, configured, enrol, running, send_all, send
 
 pytestmark = pytest.mark.web
 
-AXE = Path(__file__).resolve().parents[3] / "toolkit/web/node_modules/axe-core/axe.min.js"
 VIEWS = (
     "login",
     "",
@@ -170,13 +170,4 @@ def test_every_view(page: Any, server: Server, tmp_path: Path) -> None:
         page.goto(f"{server.url}/operator/{view}")
         for summary in page.locator("summary").all():
             summary.click()
-        for width, height in ((360, 740), (1280, 800)):
-            for scheme in ("light", "dark"):
-                page.set_viewport_size({"width": width, "height": height})
-                page.emulate_media(color_scheme=scheme)
-                page.evaluate(AXE.read_text())
-                found = page.evaluate("axe.run().then((result) => result.violations)")
-                where = f"{view}, {width} x {height}, {scheme}"
-                assert not found, (where, [(v["id"], v["nodes"][0]["html"]) for v in found])
-                wide = page.evaluate("document.scrollingElement.scrollWidth")
-                assert wide <= width, f"{where}: {wide} pixels wide"
+        assert_accessible_page(page, view, [(360, 740), (1280, 800)])
