@@ -65,24 +65,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "pi.json is damaged"),
-        (b"[]", "pi.json is damaged"),
-        (b"{}", "pi.json has no profile version"),
-        (b'{"version": "2"}', "pi.json has no profile version"),
-        (b'{"version": 1, "round": {}}', "pi.json is neither a profile nor an evaluation"),
-        (encode_profile(full())[:500], "pi.json is damaged"),
-        (msgspec.json.encode(DEVICE), "pi.json is the profile of a device, not of a bundle"),
-    ],
-)
-def test_what_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.malformed", said):
-        read_profile(tmp_path / "pi.json")
-
-
-@pytest.mark.parametrize(
     ("content", "found", "advice"),
     [
         (b'{"version": 1, "submodel": "full"}', 1, "edgetailor-agent profile BUNDLE --out FILE"),
@@ -111,6 +93,13 @@ def changed(place: str, value: object) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b"", "pi.json is damaged"),
+        (b"[]", "pi.json is damaged"),
+        (b"{}", "pi.json has no profile version"),
+        (b'{"version": "2"}', "pi.json has no profile version"),
+        (b'{"version": 1, "round": {}}', "pi.json is neither a profile nor an evaluation"),
+        (encode_profile(full())[:500], "pi.json is damaged"),
+        (msgspec.json.encode(DEVICE), "pi.json is the profile of a device, not of a bundle"),
         (b'{"version": 2, "\xff": 1}', "it is not UTF-8 text"),
         (b'{"version": 2, "a": ' + b"[" * 10**5, "it is nested too deeply"),
         (changed("phases", [msgspec.to_builtins(full().phases[0])] * 1001), "length <= 1000"),
@@ -130,7 +119,7 @@ def changed(place: str, value: object) -> bytes:
         (changed("after.battery", 50), "$.after.battery"),
     ],
 )
-def test_what_cannot_have_been_measured(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_profile(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "pi.json").write_bytes(content)
     with refused("profile.malformed", said):
         read_profile(tmp_path / "pi.json")
