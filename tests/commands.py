@@ -20,6 +20,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Self
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,11 @@ class Done:
     code: int
     stdout: str
     stderr: str
+
+    def succeeded(self) -> Self:
+        """Fail unless the command succeeded."""
+        assert self.code == 0, self.stderr
+        return self
 
 
 Agent = Callable[..., Done]

@@ -105,8 +105,7 @@ def test_training_uses_less_memory_than_its_data(bundle_of: BundleOf, tmp_path: 
     del x
     np.save(tmp_path / "y.npy", order.integers(CLASSES, size=count))
     given = {"bundle": str(quick(bundle_of("slice"), tmp_path)), "data": str(tmp_path)}
-    done = run_code(PROGRAM, json.dumps(given), cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = run_code(PROGRAM, json.dumps(given), cwd=tmp_path).succeeded()
     memory = json.loads(done.stdout)
     assert memory["samples"] == count
     assert memory["growth"] < 80 * MB  # 35 MB of it are the labels and the order of samples
@@ -291,8 +290,7 @@ def test_data_with_a_single_class_cause_a_warning(
 ) -> None:
     x, _ = samples(9, seed=0)
     np.savez(tmp_path / "local.npz", x=x, y=np.full(9, 3))
-    done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update")
-    assert done.code == 0
+    done = agent("train", bundle_of("full"), "--data", "local.npz", "--out", "update").succeeded()
     assert done.stderr.startswith(
         "local.npz: every sample has the class 3. The model learns nothing about the other classes "
         "from these data.\n"

@@ -240,8 +240,7 @@ def test_no_torch_is_needed(tmp_path: Path) -> None:
         "import device_agent.profiling.calibrate_speed_process;"
         "print(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     )
-    done = run_code(program)
-    assert done.code == 0, done.stderr
+    done = run_code(program).succeeded()
     forbidden = {"torch", "onnx", "onnxscript", "exporters", "toolkit"}
     assert not forbidden & set(json.loads(done.stdout))
 

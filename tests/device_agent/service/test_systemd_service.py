@@ -187,8 +187,7 @@ def test_a_note_for_data_that_do_not_exist_yet(tmp_path: Path) -> None:
     member(tmp_path)
     done = service(
         tmp_path, "install-service", "--state", "x/../state", "--data", "x/../no.npz", "--dry-run"
-    )
-    assert done.code == 0
+    ).succeeded()
     assert done.stderr == (
         f"Note: {tmp_path}/no.npz does not exist yet. The service fails until it does.\n"
     )

@@ -59,8 +59,7 @@ def play(folder: Path, bundles: list[Path], rounds: int) -> list[tuple[int, int]
         "data": str(write_data(folder / "local.npz", count=40)),
         "rounds": rounds,
     }
-    done = run_code(PROGRAM, json.dumps(given), cwd=folder, limit_s=1800)
-    assert done.code == 0, done.stderr
+    done = run_code(PROGRAM, json.dumps(given), cwd=folder, limit_s=1800).succeeded()
     left = {path.name for path in (folder / "state").iterdir()}
     assert left == {"bundle", "files", "update", "personal.safetensors"}
     return [(int(memory), int(files)) for memory, files in json.loads(done.stdout)]

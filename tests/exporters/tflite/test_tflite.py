@@ -410,8 +410,7 @@ def test_the_commands(tmp_path: Path) -> None:
     done = edgetailor(
         "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8", "--batch", "8",
         "--format", "tflite", "--out", "bundle", "--json", "--no-verify", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.code == 0, done.stderr
+    ).succeeded()  # fmt: skip
     described = json.loads(done.stdout)
     assert [s["name"] for s in described["signatures"]] == ["train", "predict", "evaluate"]
     assert all(s["operators"] > 10 and s["graph_bytes"] > 1000 for s in described["signatures"])
@@ -422,8 +421,7 @@ def test_the_commands(tmp_path: Path) -> None:
         (["train", "bundle", "--data", "data.npz", "--out", "update"], "full: 3 steps on 21"),
         (["profile", "bundle", "--threads", "1"], "threads 1, ai-edge-litert "),
     ):
-        ended = run("edgetailor-agent", *arguments, cwd=tmp_path)
-        assert ended.code == 0, ended.stderr
+        ended = run("edgetailor-agent", *arguments, cwd=tmp_path).succeeded()
         assert said in ended.stdout
 
 
@@ -434,8 +432,7 @@ def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) ->
         "import sys; from device_agent.training.standalone_training import train;"
         "train('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
     )
-    done = run_code(code, cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = run_code(code, cwd=tmp_path).succeeded()
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "ai_edge_litert" in loaded
     assert not loaded & {"torch", "onnx", "onnxscript", "exporters", "toolkit", "flatbuffers"}

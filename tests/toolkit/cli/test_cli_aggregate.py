@@ -94,8 +94,7 @@ def test_aggregate_as_json_and_by_force(round_: Path) -> None:
     (round_ / "new").write_bytes(b"old")
     done = edgetailor(
         "aggregate", "global.safetensors", "one", "--out", "new", "--force", "--json", cwd=round_
-    )
-    assert done.code == 0
+    ).succeeded()
     assert json.loads(done.stdout) == {
         "version": 1,
         "out": "new",

@@ -140,8 +140,7 @@ def test_a_run_that_fails_and_a_store_that_is_missing(
 
 @pytest.mark.logs
 def test_the_option(file: Path, tmp_path: Path) -> None:
-    done = edgetailor("simulate", file, "--log", "tensorboard", cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    edgetailor("simulate", file, "--log", "tensorboard", cwd=tmp_path).succeeded()
     check_tensorboard(tmp_path / "fleet")
 
 

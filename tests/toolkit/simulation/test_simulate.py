@@ -174,12 +174,10 @@ def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < limit, "workers are left"
         time.sleep(0.01)
-    done = edgetailor(*arguments, cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = edgetailor(*arguments, cwd=tmp_path).succeeded()
     assert "Continuing after round" in done.stderr
     assert done.stdout.startswith(f"{tmp_path / 'killed'}: 3 rounds, accuracy ")
-    whole = edgetailor("simulate", file, "--out", "whole", cwd=tmp_path)
-    assert whole.code == 0, whole.stderr
+    edgetailor("simulate", file, "--out", "whole", cwd=tmp_path).succeeded()
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
     lines = (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
