@@ -149,6 +149,13 @@ def diverging(bundle: Path, to: Path) -> Path:
     return to
 
 
+def flip_a_bit(path: Path, at: int = -1) -> None:
+    """Alter the byte `at` of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 def everything(folder: Path) -> dict[str, bytes]:
     """All files under `folder` by relative path, empty folders too."""
     return {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bundles import FAMILIES, BundleOf, rewrite
+from bundles import FAMILIES, BundleOf, flip_a_bit, rewrite
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import MANIFEST, WEIGHTS
@@ -54,12 +54,6 @@ def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
@@ -71,7 +65,7 @@ def lengthen(path: Path) -> None:
         (Path.unlink, "bundle.missing-file", None),
         (lengthen, "bundle.wrong-size", "appended"),
         (cut_in_half, "bundle.wrong-size", "truncated"),
-        (flip_a_bit, "bundle.altered-file", None),
+        (lambda p: flip_a_bit(p, p.stat().st_size // 2), "bundle.altered-file", None),
     ],
 )
 def test_a_damaged_file_is_named(

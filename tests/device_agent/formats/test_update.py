@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from bundles import everything
+from bundles import everything, flip_a_bit
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, read_update, write_update
@@ -123,12 +123,6 @@ def test_an_update_is_never_replaced(tmp_path: Path) -> None:
 MALFORMED: tuple[str, dict[str, object]] = ("update.malformed-record", {})
 
 
-def flip(folder: Path) -> None:
-    data = bytearray((folder / TENSORS).read_bytes())
-    data[-1] ^= 1
-    (folder / TENSORS).write_bytes(data)
-
-
 def cut(folder: Path) -> None:
     (folder / TENSORS).write_bytes((folder / TENSORS).read_bytes()[:-1])
 
@@ -144,7 +138,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "code", "values", "named"),
     [
-        (flip, "update.altered-file", {"file": TENSORS}, RECORD),
+        (lambda f: flip_a_bit(f / TENSORS), "update.altered-file", {"file": TENSORS}, RECORD),
         (cut, "update.altered-file", {"file": TENSORS}, "size or SHA-256"),
         (lambda f: (f / RECORD).unlink(), "update.missing-file", {"file": RECORD}, ""),
         (lambda f: (f / TENSORS).unlink(), "update.missing-file", {"file": TENSORS}, ""),
