@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from commands import ROOT, command, environment
-from emulated_board import BOOT_S, HOST, Board, Lines, free_port, new_state_disk, overlay
+from commands import ROOT, command, environment, free_port
+from emulated_board import BOOT_S, HOST, Board, Lines, new_state_disk, overlay
 from gate_proxy import Gate, gate
 from toolkit.simulation.digits import digits
 

@@ -113,6 +113,13 @@ def write_data(path: Path, count: int = 21, seed: int = 0) -> Path:
     return path
 
 
+def write_noise(path: Path, count: int, seed: int, shape: tuple[int, ...], classes: int) -> None:
+    """An .npz file of random samples of `shape`, whose labels say nothing about them."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(count, *shape)).astype(np.float32)
+    np.savez(path, x=x, y=draw.integers(classes, size=count))
+
+
 def read_data(source: object) -> tuple[np.ndarray, np.ndarray]:
     """The samples and labels at `source`, as a device with one of these bundles sees them."""
     local = load_data(str(source), SAMPLE_SHAPE, LabelRule(CLASSES))
@@ -140,6 +147,13 @@ def diverging(bundle: Path, to: Path) -> Path:
     shutil.copytree(bundle, to)
     rewrite(to, change)
     return to
+
+
+def flip_a_bit(path: Path, at: int = -1) -> None:
+    """Alter the byte `at` of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
 
 
 def everything(folder: Path) -> dict[str, bytes]:

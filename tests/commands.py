@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Self
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +64,11 @@ class Done:
     stdout: str
     stderr: str
 
+    def succeeded(self) -> Self:
+        """Fail unless the command succeeded."""
+        assert self.code == 0, self.stderr
+        return self
+
 
 Agent = Callable[..., Done]
 """Runs `edgetailor-agent` with the arguments that it is given."""
@@ -79,13 +86,19 @@ def environment(**more: str) -> dict[str, str]:
 
 def run(name: str, *arguments: object, cwd: Path, **more: str) -> Done:
     """Run a command to its end in a fresh process; `more` are environment variables."""
+    return _ended(command(name, *arguments), cwd, LIMIT_S, more)
+
+
+def run_code(
+    code: str, *arguments: object, cwd: Path = ROOT, limit_s: float = LIMIT_S, **more: str
+) -> Done:
+    """Run Python code to its end in a fresh process; `more` are environment variables."""
+    return _ended([sys.executable, "-c", code, *map(str, arguments)], cwd, limit_s, more)
+
+
+def _ended(line: Sequence[str], cwd: Path, limit_s: float, more: Mapping[str, str]) -> Done:
     done = subprocess.run(
-        command(name, *arguments),
-        cwd=cwd,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
+        line, cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=limit_s
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -151,6 +164,12 @@ def warm_context() -> ForkServerContext:
     with patch.dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}"):
         forkserver.ensure_running()
     return context
+
+
+def free_port() -> int:
+    """A port of this machine that is free at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 @contextmanager

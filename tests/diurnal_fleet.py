@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import re
-import socket
 import sys
 import time
 from collections import Counter
@@ -138,13 +137,6 @@ def served(file: Path, serve: Serve, speed: float, log: Path) -> None:
     sys.path.insert(0, str(file.parent))
     logging.basicConfig(level=logging.INFO, format="%(created).3f %(message)s", filename=log)
     serve(file)
-
-
-def free_port() -> int:
-    """A port that is free at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
 
 
 @dataclass

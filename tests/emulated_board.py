@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from commands import free_port
+
 HOST = "10.0.2.2"
 """The address under which a board reaches this machine."""
 BOOT_S = 1200.0
@@ -44,12 +46,6 @@ class Done:
 
     code: int
     text: str
-
-
-def free_port() -> int:
-    """A port of this machine that no program uses."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def overlay(disk: Path, base: Path) -> Path:

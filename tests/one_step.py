@@ -1,14 +1,13 @@
 """A training step and predictions of an exported model, compared with PyTorch in float64."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.numpy import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -16,6 +15,7 @@ from device_agent.inference.predictor import Predictor
 from edgetailor import TrainingConfig, export, split
 from exporters.export import Format
 from exporters.recording.shared_tensors import twin_of
+from parameters import needs_litert
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
 
@@ -43,8 +43,7 @@ def check_one_step(
 
     Samples are ids below `tokens`, unless this is None. `model` returns scores of CLASSES classes.
     """
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     batch = (SAMPLES, *shape)
     x = torch.randn(batch) if tokens is None else torch.randint(tokens, batch)
     y = torch.randint(CLASSES, (SAMPLES,))
@@ -66,7 +65,16 @@ def check_one_step(
     predicted = Predictor(bundle).predict(x.numpy())
     assert np.abs(predicted - output.softmax(1).detach().numpy()).max() < 1e-5
 
-    train_bundle(bundle, data, folder / "update")
+    check_training(folder, right, before)
+
+
+def check_training(folder: Path, right: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Train `bundle` in `folder` on its `data.npz`, by one step on all samples.
+
+    `right` is the model in float64 with the gradients of these samples, and `before` has its
+    parameters from the start.
+    """
+    train_bundle(folder / "bundle", folder / "data.npz", folder / "update")
     (file,) = (folder / "update").glob("*.safetensors")
     trained = load_file(file)
     for parameter, value in right.named_parameters():

@@ -12,6 +12,12 @@ SEED, ALL = "EDGETAILOR_TEST_SEED", "EDGETAILOR_TEST_ALL"
 that `half_of` can draw (`make test-long`)."""
 
 
+def needs_litert(format: str) -> None:
+    """Skip a test of TFLite where its packages are not installed."""
+    if format == "tflite":
+        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+
+
 def half_of(values: Iterable[Any]) -> list[Any]:
     """Half of `values`, drawn by the seed of this run. With `make test-long`, none of them.
 

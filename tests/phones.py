@@ -4,7 +4,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from commands import ROOT
 from device_agent.federation import round_loop
 from device_agent.federation.membership import join
 from device_agent.federation.run_options import RunOptions
@@ -31,6 +32,7 @@ from toolkit.web.built_page import read_page
 from vector_fleet import full_token, running
 
 PATIENCE_MS = 180_000
+AXE = ROOT / "toolkit/web/node_modules/axe-core/axe.min.js"
 KEEP_VIEWS = """
 const Original = Worker;
 window.views = [];
@@ -298,6 +300,20 @@ class Phone:
         while not self.page.evaluate(condition):
             assert time.monotonic() < until, (condition, self.view())
             self.page.wait_for_timeout(50)
+
+
+def assert_accessible_page(page: Any, view: str, sizes: Iterable[tuple[int, int]]) -> None:
+    """Check `view` of a page by axe-core, and its width, on screens of these sizes in pixels."""
+    for width, height in sizes:
+        for scheme in ("light", "dark"):
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(color_scheme=scheme)
+            page.evaluate(AXE.read_text())  # not a script of the page, whose policy forbids it
+            violations = page.evaluate("axe.run().then((result) => result.violations)")
+            where = f"{view}, {width} x {height}, {scheme}"
+            assert not violations, (where, [(v["id"], v["nodes"][0]["html"]) for v in violations])
+            wide = page.evaluate("document.scrollingElement.scrollWidth")
+            assert wide <= width, f"{where}: {wide} pixels wide"
 
 
 @dataclass

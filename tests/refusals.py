@@ -15,12 +15,15 @@ from profiles.errors import EdgeTailorError
 
 
 @contextmanager
-def refused(code: str, **values: object) -> Iterator[pytest.ExceptionInfo[EdgeTailorError]]:
-    """The block raises an error with this `code` whose values include `values`."""
+def refused(
+    code: str, words: str = "", /, **values: object
+) -> Iterator[pytest.ExceptionInfo[EdgeTailorError]]:
+    """The block raises an error with this `code`, with `words` in its message and with `values`."""
     with pytest.raises(EdgeTailorError) as caught:
         yield caught
     error = caught.value
     assert error.code == code, f"{error.code}: {error}"
+    assert words in str(error), f"{words!r} is not in: {error}"
     # As a program reads them: a tuple is a list in JSON.
     reported = json.loads(json.dumps({name: error.values.get(name) for name in values}))
     assert reported == json.loads(json.dumps(values)), f"{error.values}: {error}"

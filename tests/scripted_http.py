@@ -95,11 +95,6 @@ def _read_request(connection: socket.socket) -> None:
         missing -= len(connection.recv(1 << 16))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 def link(url: str, **options: object) -> tuple[CoordinatorClient, list[float]]:
     slept: list[float] = []
     options = {"sleep": slept.append, **options}

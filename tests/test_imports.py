@@ -4,11 +4,9 @@ The static rule, which room may import which, is in `pyproject.toml` and checked
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from commands import ROOT, run_code
+
 PACKAGES = ("profiles", "device_agent", "exporters", "toolkit", "edgetailor")  # lowest first
 DEVICE_SIDE = PACKAGES[:2]
 SERVER_LIBRARIES = frozenset(
@@ -57,14 +55,7 @@ def test_every_package_folder_has_an_init() -> None:
 
 
 def test_the_device_side_loads_no_server_library() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_EVERYTHING, json.dumps([DEVICE_SIDE, OPTIONAL_ON_DEVICE])],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(IMPORT_EVERYTHING, json.dumps([DEVICE_SIDE, OPTIONAL_ON_DEVICE])).succeeded()
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert loaded.issuperset(DEVICE_SIDE)
     assert not loaded & {*SERVER_LIBRARIES, "exporters", "toolkit"}

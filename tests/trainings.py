@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from device_agent.data.data_source import Data
 from device_agent.formats.bundle import open_bundle, training_of
@@ -16,7 +17,7 @@ from device_agent.training.form_choice import in_device_form
 from device_agent.training.schedule_interpreter import ScheduleRun
 from device_agent.training.training_options import TrainingOptions
 from edgetailor import TrainingConfig
-from oracles import Plan
+from oracles import Plan, State
 
 
 def train_bundle(
@@ -40,6 +41,14 @@ def train_bundle(
         evaluation=evaluation,
     )
     return bundle_training.train_bundle(folder, data, out, options, **more)
+
+
+def personal_state(trained: Trained) -> State:
+    """The tensors of a personal model after its training."""
+    return {
+        name.removeprefix("personal:"): torch.from_numpy(value).double()
+        for name, value in trained.personal.items()
+    }
 
 
 def training_config(plan: Plan, **more: Any) -> TrainingConfig:

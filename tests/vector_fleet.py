@@ -296,7 +296,7 @@ def token(config: CoordinatorConfig, kind: str) -> str:
     return split_token(full_token(config, kind))[0]
 
 
-def assert_soon(condition: Callable[[], bool], seconds: float = 10) -> None:
+def assert_soon(condition: Callable[[], bool], seconds: float = 20) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

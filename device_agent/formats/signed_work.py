@@ -109,7 +109,7 @@ def key_change_text(change: KeyChange) -> bytes:
 
 def key_fingerprint(key: str) -> str:
     """The first 16 bytes of a public key's SHA-256, in URL-safe base64 without padding."""
-    digest = hashlib.sha256(_decoded(key)).digest()[:16]
+    digest = hashlib.sha256(from_base64(key)).digest()[:16]
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
@@ -202,14 +202,15 @@ def is_signed(key: str, signature: str, text: bytes) -> bool:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(_decoded(key)).verify(_decoded(signature), text)
+        Ed25519PublicKey.from_public_bytes(from_base64(key)).verify(from_base64(signature), text)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _decoded(text: str) -> bytes:
+def from_base64(text: str) -> bytes:
+    """The bytes of base64 `text`. Malformed text gives no bytes, so later checks refuse it."""
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError:
+    except ValueError:  # not base64, or not ASCII
         return b""

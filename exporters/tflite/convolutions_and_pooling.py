@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from ai_edge_litert import schema_py_generated as schema
@@ -52,10 +53,10 @@ def convolution(
     widths = [[0, 0], [sides[0]] * 2, [sides[1]] * 2, [0, 0]]
     image = shape.padded(lowering, x, widths, 0).tensor
     scheme = schema.Padding.SAME if same else schema.Padding.VALID
-    if groups > 1:
-        convolved = depthwise(lowering, image, weight, stride, dilation, whole, scheme)
-    elif held:
-        convolved = constant_convolution(lowering, image, weight, stride, dilation, whole, scheme)
+    if held or groups > 1:
+        convolved = own_convolution(
+            lowering, image, weight, stride, dilation, whole, scheme, depthwise=groups > 1
+        )
     else:
         # (kh, kw, I, O): the first axis is the row that `convolution_by_rows` takes.
         filters = lowering.dense(weight.permuted([2, 3, 1, 0]))
@@ -80,7 +81,7 @@ def is_same(size: int, kernel: int, stride: int, dilation: int, padding: int) ->
     return (size + 2 * padding - span) // stride + 1 == count and needed // 2 == padding
 
 
-def constant_convolution(
+def own_convolution(
     lowering: Lowering,
     image: Tensor,
     weight: Value,
@@ -88,46 +89,28 @@ def constant_convolution(
     dilation: list[int],
     result: Sequence[Size],
     scheme: int,
+    depthwise: bool,
 ) -> Tensor:
-    """The convolution of an image with constant weights. `scheme` is TFLite's padding."""
+    """TFLite's own convolution of an image; `scheme` is its padding.
+
+    It has one group, or with `depthwise` one group per input channel.
+    """
     outputs = int(result[1])
+    code, options, order, more = "CONV_2D", "Conv2DOptions", [0, 2, 3, 1], dict[str, Any]()
+    if depthwise:  # filters are (1, kh, kw, outputs), sorted by input channel
+        code, options, order = "DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions", [1, 2, 3, 0]
+        more["depthMultiplier"] = outputs // int(image.shape[3])
     return lowering.emit(
-        "CONV_2D",
-        [image, lowering.dense(weight.permuted([0, 2, 3, 1])), zeros(lowering, outputs)],
+        code,
+        [image, lowering.dense(weight.permuted(order)), zeros(lowering, outputs)],
         (result[0], *result[2:], outputs),
-        "Conv2DOptions",
+        options,
         padding=scheme,
         strideH=stride[0],
         strideW=stride[1],
         dilationHFactor=dilation[0],
         dilationWFactor=dilation[1],
-    )
-
-
-def depthwise(
-    lowering: Lowering,
-    image: Tensor,
-    weight: Value,
-    stride: list[int],
-    dilation: list[int],
-    result: Sequence[Size],
-    scheme: int,
-) -> Tensor:
-    """The convolution of an image with one input channel per group."""
-    outputs = int(result[1])
-    # Filters are (1, kh, kw, outputs), sorted by input channel.
-    filters = lowering.dense(weight.permuted([1, 2, 3, 0]))
-    return lowering.emit(
-        "DEPTHWISE_CONV_2D",
-        [image, filters, zeros(lowering, outputs)],
-        (result[0], *result[2:], outputs),
-        "DepthwiseConv2DOptions",
-        padding=scheme,
-        strideH=stride[0],
-        strideW=stride[1],
-        dilationHFactor=dilation[0],
-        dilationWFactor=dilation[1],
-        depthMultiplier=outputs // int(image.shape[3]),
+        **more,
     )
 
 

@@ -25,7 +25,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from safetensors.numpy import load
 
-from diurnal_fleet import Coordinator, DiurnalFleet, Habits, Round, free_port, running
+from commands import free_port
+from diurnal_fleet import Coordinator, DiurnalFleet, Habits, Round, running
 from profiles.text_formatting import format_duration
 from toolkit.coordinator.startup import serve
 from toolkit.simulation.curves import COLOURS, in_percent

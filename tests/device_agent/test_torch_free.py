@@ -1,8 +1,6 @@
 """The device needs no training framework: these tests check the modules that its process loads."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from bundles import FAMILIES, BundleOf, write_data
-from commands import environment
+from commands import run_code
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.federation_setup import federation
 from vector_fleet import running
 
 FORBIDDEN = {"torch", "onnx", "onnx_ir", "onnxscript", "toolkit", "exporters", "sklearn", "rich"}
-LIMIT_S = 180
 
 # Takes a JSON object: `bundles` and their `data`, the coordinator's `url` and `token`, and `local`
 # data for its rounds. Writes to result.json what it did and every module that it has loaded.
@@ -95,15 +92,8 @@ def test_a_device_never_loads_a_training_framework(bundle_of: BundleOf, tmp_path
             "token": str(tmp_path / "state" / "tokens" / "desk.token"),
             "local": str(data),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", AGENT, json.dumps(given)],
-            cwd=tmp_path / "device",
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-    assert done.returncode == 0, done.stderr
+        done = run_code(AGENT, json.dumps(given), cwd=tmp_path / "device")
+    assert done.code == 0, done.stderr
     result = json.loads((tmp_path / "device" / "result.json").read_bytes())
     assert (result["sent"], result["state"], len(result["accuracies"])) == (1, "finished", 2)
     loaded = {name.partition(".")[0] for name in result["modules"]}
@@ -117,14 +107,7 @@ def test_the_command_loads_no_training_framework(tmp_path: Path, arguments: list
         "import atexit, sys; atexit.register(lambda: print(*sys.modules));"
         "sys.argv[0] = 'edgetailor-agent'; from device_agent.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_code(code, *arguments, cwd=tmp_path)
     loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
     assert "device_agent" in loaded
     assert not loaded & FORBIDDEN

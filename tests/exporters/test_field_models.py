@@ -15,7 +15,7 @@ from exporters.programs.seeded_random import SeededBernoulli
 from exporters.recording.replacements.random_functions import uniform_draws
 from exporters.verification.whole_step import run
 from field_models.table import MODELS, FieldModel
-from parameters import quarter_quick, some_quick, without
+from parameters import needs_litert, quarter_quick, some_quick, without
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 
@@ -78,8 +78,7 @@ def norm(values: Mapping[str, Tensor]) -> float:
 
 @pytest.mark.parametrize(("name", "format"), quarter_quick(some_quick(EXPORTED, *QUICK)))
 def test_one_step_equals_pytorchs(name: str, format: str, seed: int, tmp_path: Path) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     torch.manual_seed(seed)
     row = MODELS[name]
     model = row.model()

@@ -30,7 +30,7 @@ from exporters.programs.tracing import trace
 from exporters.recording.capture import SharedRecording
 from exporters.runtime_graph import Graph
 from exporters.verification.verdict import Verdict
-from parameters import half_quick, some_long
+from parameters import half_quick, needs_litert, some_long
 from toolkit.submodels.global_model import from_model
 
 SPECS = (
@@ -242,8 +242,7 @@ def bundle(out: Path) -> dict[str, bytes]:
 def test_a_cached_export_writes_the_same_bundle(
     spec: str, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     net = Net()
     submodel, weights = split(net, spec, SAMPLE_SHAPE), from_model(net)
     program, values = submodel.program, submodel.cut(weights)

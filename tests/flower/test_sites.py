@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from commands import ROOT, command, environment
+from commands import ROOT, command, environment, free_port
 from models_for_tests import CLASSES, INPUT_SHAPE
 
 pytestmark = pytest.mark.flower
@@ -25,11 +24,6 @@ AGENTS = sum(count for _, count in KINDS.values())
 LIMIT_S = 1800.0
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 BIN = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -41,9 +41,8 @@ def test_sizes(text: str, size: int) -> None:
     ],
 )
 def test_what_is_no_size(text: str) -> None:
-    with refused("option.invalid-size", text=text) as caught:
+    with refused("option.invalid-size", repr(text), text=text):
         parse_bytes(text)
-    assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +54,5 @@ def test_time_spans(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["10", "", "m", "-1m", "10min", "1e3s"])
 def test_what_is_no_time_span(text: str) -> None:
-    with refused("option.invalid-duration", text=text) as caught:
+    with refused("option.invalid-duration", repr(text), text=text):
         parse_duration(text)
-    assert repr(text) in str(caught.value)

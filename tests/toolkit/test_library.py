@@ -1,8 +1,6 @@
 """The library as README shows it, and as a person meets it at a prompt."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ from torch import nn
 
 import edgetailor
 from bundles import CLASSES, SAMPLE_SHAPE, TRAINING, tiny_model, write_data
-from commands import ROOT, environment
+from commands import ROOT, Done, run_code
 from edgetailor import split
 from exporters.export import export
 from toolkit.submodels.global_model import from_model
@@ -30,10 +28,7 @@ def net():
 def test_the_public_names_are_listed_without_loading_them() -> None:
     assert dir(edgetailor) == sorted(edgetailor.__all__)
     code = "import sys, edgetailor; print(dir(edgetailor)); assert 'torch' not in sys.modules"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{sorted(edgetailor.__all__)}\n"
+    assert run_code(code) == Done(0, f"{sorted(edgetailor.__all__)}\n", "")
     for name in edgetailor.__all__:
         attribute = edgetailor.HOMES[name].partition(":")[2] or name
         assert getattr(edgetailor, name).__name__ == attribute

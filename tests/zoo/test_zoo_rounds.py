@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 import oracles
 from composed_weights import Table, places, train_composed
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.manifest import Manifest, TensorEntry
 from device_agent.formats.update import read_update
 from device_agent.training.bundle_training import Trained
 from edgetailor import Federation
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
 from small_models import MISSING, MODELS, WORDS, SmallModel
-from trainings import train_bundle, training_config
+from trainings import personal_state, train_bundle, training_config
 from zoo_models import CLASSES
 
 pytestmark = [
@@ -134,10 +135,8 @@ def one_round(zoo: Zoo, spec: str, folder: Path) -> Round:
     federation.load(zoo.first)
     old, module = zoo.state(), copy.deepcopy(federation.module)
     bundle = folder / "bundle"
-    bundle.mkdir()
     files = federation.bundle(spec)
-    for name, data in files.items():
-        (bundle / name).write_bytes(data)
+    write_folder(bundle, files)
     reports = []
     for number, device in enumerate(zoo.devices):
         data = folder / f"{number}.npz"
@@ -272,11 +271,7 @@ def test_bi_level(zoo: Zoo, family: str, tmp_path: Path) -> None:
         for dtype in (torch.float64, torch.float32)
     )
     for report, result, single in zip(came.reports, results, singles, strict=True):
-        kept = {
-            name.removeprefix("personal:"): torch.from_numpy(value).double()
-            for name, value in report.personal.items()
-        }
-        assert_equal(kept, result.personal, single.personal, came.old)
+        assert_equal(personal_state(report), result.personal, single.personal, came.old)
     mean_of_results, mean_of_singles = (
         {name: value for name, value in folded(zoo, own).items() if name in came.old}
         for own in (results, singles)

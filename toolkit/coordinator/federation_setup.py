@@ -1,6 +1,9 @@
-"""The global model that a federation's file describes."""
+"""The global model that a federation's file describes, and the samples that it names."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from profiles.progress import Report, silent
 from toolkit.coordinator.federation_file.federation_config import FederationConfig
@@ -20,15 +23,7 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
     report(f"loading the model {config.model}")
     statistics = None
     if config.statistics is not None:
-        labels = config.training.labels
-        statistics, _ = read_samples(
-            config.statistics,
-            config.input_shape,
-            labels,
-            "statistics",
-            preprocessing=config.data,
-            parts=config.parts,
-        )
+        statistics, _ = own_samples(config, config.statistics, "statistics")
     model = Federation(
         config.model,
         config.input_shape,
@@ -52,6 +47,18 @@ def federation(config: FederationConfig, report: Report = silent) -> "Federation
     if config.mode == "async":
         model.keep_factors(_specs(config))
     return model
+
+
+def own_samples(
+    config: FederationConfig, path: Path, key: str = "held_out"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the samples and labels at `path`, which the federation's file names in `key`.
+
+    Raises InputError or DataError, see `read_samples`.
+    """
+    return read_samples(
+        path, config.input_shape, config.training.labels, key, config.data, config.parts
+    )
 
 
 def _specs(config: FederationConfig) -> list[str]:

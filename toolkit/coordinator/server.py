@@ -21,6 +21,7 @@ from toolkit.coordinator.database.settings_log import changes_model
 from toolkit.coordinator.devices.planned_submodel import SubmodelPlanner
 from toolkit.coordinator.federation_file.federation_config import CoordinatorConfig
 from toolkit.coordinator.federation_secrets import keep_secrets, read_secrets
+from toolkit.coordinator.federation_setup import own_samples
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.http.certificates import RENEWAL_S, Certificate, certificate_of
 from toolkit.coordinator.http.connection_limits import connections, most_connections
@@ -32,7 +33,6 @@ from toolkit.coordinator.http.server_socket import bind, url_of, uvicorn_server
 from toolkit.coordinator.join_links import ADDRESS
 from toolkit.coordinator.notifications import EVENTS, Notifier
 from toolkit.coordinator.round_logs import UNLOGGED, round_logs
-from toolkit.coordinator.sample_files import read_samples
 from toolkit.coordinator.settings_check import (
     check_judged,
     check_same_loss,
@@ -99,15 +99,7 @@ class Server:
         self.make_planner: MakePlanner | None = None
         self._certificate = certificate or certificate_of(config)
         check_judged(config)
-        held_out = None
-        if config.held_out is not None:
-            held_out = read_samples(
-                config.held_out,
-                config.input_shape,
-                config.training.labels,
-                preprocessing=config.data,
-                parts=config.parts,
-            )
+        held_out = None if config.held_out is None else own_samples(config, config.held_out)
         self._socket = listening or bind(config.host, config.port, origin)
         try:
             self._store = store or Store(config.state, config.kept_models, lock=lock)

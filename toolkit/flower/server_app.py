@@ -10,8 +10,7 @@ from device_agent.formats.atomic_files import write_file
 from profiles.errors import InputError
 from toolkit.aggregation.running_aggregation import check_rule
 from toolkit.coordinator.federation_file.load_config import load_config
-from toolkit.coordinator.federation_setup import federation
-from toolkit.coordinator.sample_files import read_samples
+from toolkit.coordinator.federation_setup import federation, own_samples
 from toolkit.flower.dense_rounds import DenseRounds
 from toolkit.flower.settings import read_settings
 from toolkit.flower.strategy import SitesStrategy
@@ -53,13 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     # Without kinds of devices the model is not split, because the server needs no submodel.
     # Splitting records the model, which fails if one of Flower's threads draws a random number.
     model = federation(config.model_copy(update={"devices": ()}))
-    held_out = read_samples(
-        config.held_out,
-        config.input_shape,
-        config.training.labels,
-        preprocessing=config.data,
-        parts=config.parts,
-    )
+    held_out = own_samples(config, config.held_out)
     out.mkdir(parents=True, exist_ok=True)
 
     def keep(round_: int, columns: dict[str, float]) -> MetricRecord:

@@ -168,14 +168,18 @@ def draw_sustained(axes: Axes, run: Sustained) -> None:
 
 
 def frame(axes: Axes, report: Report) -> None:
-    """Set up a row for each submodel, from the top."""
-    names = [clipped(cost.submodel, 40) for cost in report.costs]
+    """Set up a row for each submodel, and the grid."""
+    rows_of(axes, [clipped(cost.submodel, 40) for cost in report.costs], fontsize=10)
+    axes.grid(axis="x", color=GRID)
+
+
+def rows_of(axes: Axes, names: Sequence[str], fontsize: int) -> None:
+    """Set up a row for each of `names`, from the top."""
     axes.set_ylim(len(names) - 0.45, -0.55)
-    axes.set_yticks(range(len(names)), names, fontsize=10)
+    axes.set_yticks(range(len(names)), names, fontsize=fontsize)
     for text in axes.get_yticklabels():
         text.set_parse_math(False)
     plain(axes)
-    axes.grid(axis="x", color=GRID)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
 
 

@@ -18,7 +18,7 @@ from toolkit.report.charts import (
     WIDTH_IN,
     clipped,
     note,
-    plain,
+    rows_of,
     save,
 )
 from toolkit.report.evaluation_document import EvaluationDocument
@@ -108,7 +108,7 @@ def matrix_height(shown: Sequence[int]) -> float:
 
 def draw_classes(axes: Axes, documents: Sequence[EvaluationDocument], shown: Sequence[int]) -> None:
     """Draw the accuracy of each class, a bar for each evaluation, and their means as lines."""
-    rows_of(axes, documents[0], shown)
+    class_rows(axes, documents[0], shown)
     axes.set_xlim(0, 1.12)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -143,7 +143,7 @@ def draw_confusion(axes: Axes, document: EvaluationDocument, shown: Sequence[int
     if len(shown) < len(matrix):
         heads.append(OTHERS)
         rows = [[*row, sum(matrix[true]) - sum(row)] for true, row in zip(shown, rows, strict=True)]
-    rows_of(axes, document, shown)
+    class_rows(axes, document, shown)
     axes.set_xlim(-0.5, len(heads) - 0.5)
     axes.set_xticks(range(len(heads)), heads, fontsize=9)
     axes.xaxis.tick_top()
@@ -168,12 +168,6 @@ def draw_confusion(axes: Axes, document: EvaluationDocument, shown: Sequence[int
     axes.set_ylabel("true class", color=MUTED)
 
 
-def rows_of(axes: Axes, document: EvaluationDocument, shown: Sequence[int]) -> None:
+def class_rows(axes: Axes, document: EvaluationDocument, shown: Sequence[int]) -> None:
     """Set up a row for each class, from the top."""
-    names = [clipped(document.class_label(number), 24) for number in shown]
-    axes.set_ylim(len(names) - 0.45, -0.55)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
-    for text in axes.get_yticklabels():
-        text.set_parse_math(False)
-    plain(axes)
-    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    rows_of(axes, [clipped(document.class_label(number), 24) for number in shown], fontsize=9)

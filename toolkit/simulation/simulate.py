@@ -18,8 +18,7 @@ from profiles.progress import Report, silent
 from profiles.text_formatting import counted
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_file.simulation_table import ALPHA, SHARDS, SimulationTable
-from toolkit.coordinator.federation_setup import federation
-from toolkit.coordinator.sample_files import read_samples
+from toolkit.coordinator.federation_setup import federation, own_samples
 from toolkit.metric_logs import LogName, check_installed, open_logs
 from toolkit.simulation.attacks.attack_table import check_attack
 from toolkit.simulation.attendance import attendance_of, workloads
@@ -300,13 +299,7 @@ def read_data(config: SimulationConfig, program: Program) -> SimulationData:
             judges = load((test.x, test.y))
             held_out = judges.x, judges.y
     if config.held_out is not None:
-        held_out = read_samples(
-            config.held_out,
-            config.input_shape,
-            config.training.labels,
-            preprocessing=config.data,
-            parts=config.parts,
-        )
+        held_out = own_samples(config, config.held_out)
     return SimulationData(samples, held_out, writers)
 
 

@@ -1,13 +1,11 @@
 """What a command imports. On a small board, each library costs seconds of processor time."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from commands import environment
+from commands import run_code
 
 HEAVY = {"numpy", "onnxruntime", "cryptography", "safetensors"}
 NETWORK = {"urllib3", "ssl", "http"}
@@ -21,14 +19,7 @@ main()
 
 
 def imported(folder: Path, *arguments: str) -> set[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_code(CODE, *arguments, cwd=folder)
     modules: list[str] = json.loads(done.stderr.splitlines()[-1])
     assert "device_agent.cli" in modules
     return {name.partition(".")[0] for name in modules} | set(modules)

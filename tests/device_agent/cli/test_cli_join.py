@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from bundles import everything
-from commands import Agent, Done, interrupted, refusal, run
+from commands import Agent, Done, free_port, interrupted, refusal, run
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.identity.state_folder import Identity
 
@@ -23,8 +22,7 @@ STOPPED = "\nInterrupted.\n"  # on a line of its own, behind the terminal's ^C
 
 def nobody() -> str:
     """The URL of a port without a server."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def joined(folder: Path, url: str) -> Path:

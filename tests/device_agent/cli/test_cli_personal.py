@@ -22,8 +22,7 @@ def test_a_personal_model_goes_from_round_to_round(
         out = f"update-{number}"
         done = agent(
             "train", bundle_of("cp"), "--data", data, "--out", out, "--threads", "1", *more
-        )
-        assert done.code == 0
+        ).succeeded()
         assert re.fullmatch(
             rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr
         )

@@ -28,8 +28,7 @@ LOST = (
 
 
 def test_train(agent: Agent, bundle: Path, data: str) -> None:
-    done = agent("train", bundle, "--data", data, "--out", "update", "--threads", "1")
-    assert done.code == 0
+    done = agent("train", bundle, "--data", data, "--out", "update", "--threads", "1").succeeded()
     spec = FAMILIES[bundle.name.removeprefix("tiny-")]
     lost = LOST if spec == FAMILIES["cp"] else ""
     epochs = rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n"
@@ -106,8 +105,7 @@ def test_one_epoch_has_one_loss(agent: Agent, bundle_of: BundleOf, tmp_path: Pat
     short = shutil.copytree(bundle_of("full"), tmp_path / "bundle")
     rewrite(short, lambda manifest: manifest["schedule"][-1].update(epochs=1))
     write_data(tmp_path / "few.npz", count=BATCH)
-    done = agent("train", short, "--data", "few.npz", "--out", "update")
-    assert done.code == 0
+    done = agent("train", short, "--data", "few.npz", "--out", "update").succeeded()
     heard = re.fullmatch(rf"epoch 1 of 1: loss ({NUMBER})\n", done.stderr)
     assert heard
     assert done.stdout == f"full: 1 step on {BATCH} samples, loss {heard[1]}; update: update\n"
@@ -123,8 +121,7 @@ def test_train_replaces_an_update_by_force(
         "update exists already: give another place, or --force to replace it."
     )
     assert everything(tmp_path) == first
-    done = agent(*command, "--seed", "1", "--force")
-    assert done.code == 0
+    done = agent(*command, "--seed", "1", "--force").succeeded()
     assert re.fullmatch(rf"epoch 1 of 2: loss {NUMBER}\nepoch 2 of 2: loss {NUMBER}\n", done.stderr)
     assert re.fullmatch(
         rf"full: 10 steps on 21 samples, loss {NUMBER} to {NUMBER}; update: update\n", done.stdout

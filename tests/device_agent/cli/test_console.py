@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from commands import Agent, Done, environment
+from commands import Agent, Done, environment, run_code
 from device_agent.cli.console import print_json, run
 from profiles import errors
 from profiles.project_urls import issues_url
@@ -47,15 +47,7 @@ run(work, "edgetailor-agent")
 
 def program(folder: Path, body: str) -> Done:
     """Run a command with this `body` in a process. Its temporary files are in `folder`."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(body=body)],
-        cwd=folder,
-        env=environment(TMPDIR=str(folder)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return run_code(PROGRAM.format(body=body), cwd=folder, TMPDIR=str(folder))
 
 
 def test_an_internal_error(tmp_path: Path) -> None:
@@ -279,9 +271,6 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 
 def test_parsing_arguments_imports_no_heavy_library() -> None:
-    code = "import sys, device_agent.cli; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    )
+    done = run_code("import sys, device_agent.cli; print(*sys.modules)").succeeded()
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert loaded & {"numpy", "onnxruntime", "torch", "cryptography", "urllib3"} == set()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import free_port
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.client.replies import REPLY_LIMIT, RefusedError
 from device_agent.formats.protocol.joining import JoinRequest
@@ -14,7 +15,7 @@ from device_agent.formats.protocol.rounds import Progress, SubmodelFailure, Work
 from device_agent.formats.protocol.transfers import FileOffer
 from profiles.errors import AuthorisationError
 from refusals import refused
-from scripted_http import Answer, Server, answering, follow, free_port, link
+from scripted_http import Answer, Server, answering, follow, link
 
 
 def request() -> JoinRequest:

@@ -225,9 +225,8 @@ def test_what_cannot_be_prepared(tmp_path: Path) -> None:
     with refused("data.not-prepared"):
         load(tmp_path / "p", None)
     (tmp_path / "p" / "dgo").mkdir()
-    with refused("data.unknown-class", name="dgo") as caught:
+    with refused("data.unknown-class", "did you mean 'dog'?", name="dgo"):
         load(tmp_path / "p", images)
-    assert "did you mean 'dog'?" in str(caught.value)
     (tmp_path / "p" / "dgo").rename(tmp_path / "p" / "dog")
     (tmp_path / "p" / "dog" / "x.jpg").write_bytes(b"no picture")
     with refused("data.unreadable-file"):
@@ -283,14 +282,12 @@ def test_damaged_pictures_are_named(tmp_path: Path, seed: int) -> None:
 def test_what_is_no_file_and_values_without_a_range(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     os.mkfifo(tmp_path / "cat" / "pipe.png")
-    with refused("data.unreadable-file") as caught:
+    with refused("data.unreadable-file", "it is not a file"):
         loaded(tmp_path, Images(classes=CLASSES), (3, 4, 4))
-    assert "it is not a file" in str(caught.value)
     (tmp_path / "cat" / "pipe.png").unlink()
     Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "cat" / "a.tiff")
-    with refused("data.unreadable-file") as caught:
+    with refused("data.unreadable-file", "its values have no known range"):
         loaded(tmp_path, Images(classes=CLASSES), (3, 4, 4))
-    assert "its values have no known range" in str(caught.value)
 
 
 def test_accents_may_be_written_in_two_ways(tmp_path: Path) -> None:
@@ -328,9 +325,8 @@ def test_decimal_commas_where_no_comma_separates(tmp_path: Path) -> None:
 )
 def test_decimal_marks_that_could_be_misread(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "a.csv").write_text(text)
-    with refused("data.not-a-number") as caught:
+    with refused("data.not-a-number", words):
         loaded(tmp_path / "a.csv", SERIES, (1, 2))
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -355,9 +351,8 @@ def test_decimal_marks_that_could_be_misread(tmp_path: Path, text: str, words: s
 )
 def test_mistakes_in_a_csv_file(tmp_path: Path, text: str, code: str, words: str) -> None:
     (tmp_path / "a.csv").write_text(text)
-    with refused(code) as caught:
+    with refused(code, words):
         loaded(tmp_path / "a.csv", SERIES, (1, 2))
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from commands import environment
+from commands import run_code
 from device_agent.federation import round_log
 from device_agent.federation.device_state import DeviceState
 from device_agent.federation.fleet_status import own_lines
@@ -110,7 +108,7 @@ with kept_log(Path(sys.argv[1])):
 def test_status_shows_what_a_killed_agent_did(tmp_path: Path) -> None:
     log = DeviceState(tmp_path).log
     assert own_lines(tmp_path) == []
-    subprocess.run([sys.executable, "-c", KILLED, str(log)], env=environment())
+    run_code(KILLED, log)
     head, started, last = own_lines(tmp_path)
     assert head == f"this device ({log}):"
     assert started.endswith(" Started.")

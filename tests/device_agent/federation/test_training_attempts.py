@@ -2,13 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from commands import environment
+from commands import run_code
 from device_agent.federation.training_attempts import (
     KILLED,
     Attempts,
@@ -28,11 +26,7 @@ with Attempts(Path(sys.argv[1])).attempt("full", 1):
 
 
 def end_in_training(path: Path, name: str) -> int:
-    return subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_TRAINING, path, name],
-        env=environment(),
-        stderr=subprocess.DEVNULL,
-    ).returncode
+    return run_code(KILLED_WHILE_TRAINING, path, name).code
 
 
 def failing(attempts: Attempts, error: Exception, submodel: str = "full") -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bundles import FAMILIES, BundleOf, rewrite
+from bundles import FAMILIES, BundleOf, flip_a_bit, rewrite
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.manifest import MANIFEST, WEIGHTS
@@ -46,19 +46,12 @@ def test_every_family_opens(bundle: Path) -> None:
 def test_only_the_tensors_asked_for_are_loaded(bundle_of: BundleOf) -> None:
     opened = open_bundle(bundle_of("full"))
     assert list(opened.load(["bn.weight"])) == ["bn.weight"]
-    with refused("bundle.unreadable-weights", file=WEIGHTS) as caught:
+    with refused("bundle.unreadable-weights", "nosuch", file=WEIGHTS):
         opened.load(["nosuch"])
-    assert "nosuch" in str(caught.value)
 
 
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def lengthen(path: Path) -> None:
@@ -72,7 +65,7 @@ def lengthen(path: Path) -> None:
         (Path.unlink, "bundle.missing-file", None),
         (lengthen, "bundle.wrong-size", "appended"),
         (cut_in_half, "bundle.wrong-size", "truncated"),
-        (flip_a_bit, "bundle.altered-file", None),
+        (lambda p: flip_a_bit(p, p.stat().st_size // 2), "bundle.altered-file", None),
     ],
 )
 def test_a_damaged_file_is_named(
@@ -114,9 +107,8 @@ def test_no_bundle_at_all(copy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00\x01", '{"version": 1}'])
 def test_a_manifest_that_is_none(copy: Path, text: str) -> None:
     (copy / MANIFEST).write_text(text)
-    with refused("bundle.malformed-manifest") as caught:
+    with refused("bundle.malformed-manifest", str(copy / MANIFEST)):
         open_bundle(copy)
-    assert str(copy / MANIFEST) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -125,25 +117,22 @@ def test_a_manifest_that_is_none(copy: Path, text: str) -> None:
 )
 def test_a_manifest_that_cannot_be_decoded(copy: Path, extra: bytes, message: str) -> None:
     (copy / MANIFEST).write_bytes(b"{" + extra + b", " + (copy / MANIFEST).read_bytes()[1:])
-    with refused("bundle.malformed-manifest") as caught:
+    with refused("bundle.malformed-manifest", message):
         open_bundle(copy)
-    assert message in str(caught.value)
 
 
 def test_a_truncated_manifest(copy: Path) -> None:
     cut_in_half(copy / MANIFEST)
-    with refused("bundle.malformed-manifest") as caught:
+    with refused("bundle.malformed-manifest", "truncated"):
         open_bundle(copy)
-    assert "truncated" in str(caught.value)
 
 
 @pytest.mark.parametrize("version", [0, 2, None, "1"])
 def test_another_format_version(copy: Path, version: object) -> None:
     rewrite(copy, lambda manifest: manifest.update(version=version, news={}))
     found = version if isinstance(version, int) else None
-    with refused("bundle.wrong-version", found=found, supported=1) as caught:
+    with refused("bundle.wrong-version", f"version {version};", found=found, supported=1):
         open_bundle(copy)
-    assert f"version {version};" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +283,8 @@ def test_a_manifest_with_wrong_types(
     copy: Path, change: Callable[[Manifest], object], named: str
 ) -> None:
     rewrite(copy, change)
-    with refused("bundle.malformed-manifest") as caught:
+    with refused("bundle.malformed-manifest", named):
         open_bundle(copy)
-    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
@@ -320,9 +308,8 @@ def test_recordings_stay_in_the_folder(copy: Path, target: str) -> None:
         first["target"] = second["source"] = target
 
     rewrite(copy, rename)
-    with refused("bundle.bad-recording-name", recording=target) as caught:
+    with refused("bundle.bad-recording-name", f"'{target}'", recording=target):
         open_bundle(copy)
-    assert f"'{target}'" in str(caught.value)
 
 
 def test_nothing_is_recorded_twice_or_after_the_training(copy: Path) -> None:
@@ -353,9 +340,8 @@ def test_a_graph_that_the_runtime_refuses(copy: Path, data: str) -> None:
 
 def test_a_bundle_for_another_runtime(copy: Path, data: str) -> None:
     rewrite(copy, lambda manifest: manifest.update(runtime="tflite"))
-    with refused("bundle.unknown-runtime", runtime="tflite") as caught:
+    with refused("bundle.unknown-runtime", "--format onnx", runtime="tflite"):
         train_bundle(copy, data, copy.parent / "out")
-    assert "--format onnx" in str(caught.value)
 
 
 def test_weights_of_another_shape(copy: Path, data: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from bundles import everything
+from bundles import everything, flip_a_bit
 from device_agent.formats.atomic_files import fingerprint
 from device_agent.formats.manifest import TensorEntry
 from device_agent.formats.update import RECORD, TENSORS, UpdateRecord, read_update, write_update
@@ -99,9 +99,8 @@ def test_wrong_tensors_are_not_written(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_tensors_are_not_read(tmp_path: Path, kind: str) -> None:
     folder = forge(tmp_path / "update", WRONG[kind].tensors)
-    with refused(WRONG[kind].code, **WRONG[kind].values) as caught:
+    with refused(WRONG[kind].code, str(folder), **WRONG[kind].values):
         read_update(folder)
-    assert str(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf])
@@ -124,12 +123,6 @@ def test_an_update_is_never_replaced(tmp_path: Path) -> None:
 MALFORMED: tuple[str, dict[str, object]] = ("update.malformed-record", {})
 
 
-def flip(folder: Path) -> None:
-    data = bytearray((folder / TENSORS).read_bytes())
-    data[-1] ^= 1
-    (folder / TENSORS).write_bytes(data)
-
-
 def cut(folder: Path) -> None:
     (folder / TENSORS).write_bytes((folder / TENSORS).read_bytes()[:-1])
 
@@ -145,7 +138,7 @@ def edit(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "code", "values", "named"),
     [
-        (flip, "update.altered-file", {"file": TENSORS}, RECORD),
+        (lambda f: flip_a_bit(f / TENSORS), "update.altered-file", {"file": TENSORS}, RECORD),
         (cut, "update.altered-file", {"file": TENSORS}, "size or SHA-256"),
         (lambda f: (f / RECORD).unlink(), "update.missing-file", {"file": RECORD}, ""),
         (lambda f: (f / TENSORS).unlink(), "update.missing-file", {"file": TENSORS}, ""),
@@ -175,9 +168,8 @@ def test_a_damaged_update(
 
 
 def test_something_that_is_no_update(tmp_path: Path) -> None:
-    with refused("update.missing-file", file=RECORD) as caught:
+    with refused("update.missing-file", str(tmp_path / "nowhere"), file=RECORD):
         read_update(tmp_path / "nowhere")
-    assert str(tmp_path / "nowhere") in str(caught.value)
     (tmp_path / "file").write_bytes(b"")
     with refused("update.not-a-folder", path=str(tmp_path / "file")):
         read_update(tmp_path / "file")

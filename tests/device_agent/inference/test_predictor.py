@@ -23,6 +23,7 @@ from edgetailor import deploy
 from exporters.export import Format, export
 from exporters.programs.program import inference_program, with_preprocessing
 from log_messages import logged
+from parameters import needs_litert
 from refusals import refused
 from toolkit.families import family_named
 from toolkit.splitting import split
@@ -69,8 +70,7 @@ def test_every_family_predicts_as_pytorch(
 def test_other_bundles_predict_as_pytorch(
     spec: str, format: Format, tmp_path: Path, seed: int
 ) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     model, source = bundles.tiny_model()
     submodel = split(model, spec, bundles.SAMPLE_SHAPE, bundles.TRAINING)
     export(
@@ -89,8 +89,7 @@ def test_other_bundles_predict_as_pytorch(
 
 @pytest.mark.parametrize("format", ["onnx", "tflite"])
 def test_an_inference_bundle_predicts_as_pytorch(format: Format, tmp_path: Path, seed: int) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     model, _ = bundles.tiny_model()
     deployed = deploy(
         model, "slice:classifier", bundles.SAMPLE_SHAPE, tmp_path / "b", format=format

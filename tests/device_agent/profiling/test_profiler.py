@@ -3,8 +3,6 @@
 import json
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from bundles import BundleOf
-from commands import environment
+from commands import run_code
 from device_agent.formats.bundle import open_bundle, structure, training_of
 from device_agent.profiling.measure_messages import Task, tasks
 from device_agent.profiling.measure_process import make_action, prepare_run
@@ -61,10 +59,7 @@ def test_the_memory_of_a_child_with_a_known_allocation(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 30 * MB)
     large = bytearray(600 * MB)
     large[::4096] = b"x" * len(large[::4096])
-    done = subprocess.run(
-        [sys.executable, "-c", ALLOCATE, str(90 * MB), str(tmp_path / "file")],
-        env=environment(), capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = run_code(ALLOCATE, 90 * MB, tmp_path / "file").succeeded()
     peak, anonymous, file, inherited = json.loads(done.stdout)
     # The kernel counts pages in batches of a few hundred kB per processor.
     assert abs(peak - 90 * MB) < 2 * MB

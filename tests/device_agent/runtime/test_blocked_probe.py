@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bundles import write_noise
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file, form_of
 from device_agent.formats.update import read_update
@@ -106,9 +107,7 @@ def test_the_form_that_is_opened(bundle: Path, told: pytest.MonkeyPatch, block: 
 def test_both_forms_train_to_the_same_update(
     bundle: Path, told: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ) -> None:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(11, *SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=11))
+    write_noise(tmp_path / "data.npz", 11, seed, SHAPE, CLASSES)
     updates = []
     for block in (block_size(), None):
         say(told, block)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
+from commands import ROOT
 from device_agent.runtime import onnx_runtime
 from device_agent.runtime.onnx_runtime import OnnxSession
 from device_agent.runtime.runtime_choice import open_session
 from device_agent.system import process_memory
+from onnx_graphs import model, value
 from profiles.errors import BundleError
 
 Port = tuple[str, int, Sequence[str | int]]
@@ -29,14 +31,8 @@ def write(path: Path, rows: str = "n") -> Path:
         helper.make_node("Exp", ["once"], ["twice"]),
         helper.make_node("ReduceSum", ["twice"], ["sum"], keepdims=0),
     ]
-    sizes = {"x": ("n", COLUMNS), "twice": (rows, COLUMNS), "sum": ()}
-    x, twice, total = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()
-    )
-    graph = helper.make_graph(nodes, "graph", [x], [twice, total])
-    versions = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, opset_imports=versions, ir_version=10)
-    path.write_bytes(model.SerializeToString())
+    results = [value("twice", (rows, COLUMNS)), value("sum", ())]
+    path.write_bytes(model(nodes, [value("x", ("n", COLUMNS))], results).SerializeToString())
     return path
 
 
@@ -61,10 +57,7 @@ def write_node(path: Path, node: NodeProto, inputs: Sequence[Port], *outputs: Po
     given, results = (
         [helper.make_tensor_value_info(*p) for p in ports] for ports in (inputs, outputs)
     )
-    graph = helper.make_graph([node], "graph", given, results)
-    versions = [helper.make_opsetid("", 18)]
-    model = helper.make_model(graph, opset_imports=versions, ir_version=10)
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(model([node], given, results).SerializeToString())
     return path
 
 
@@ -125,19 +118,14 @@ def held_when_open(path: Path) -> float:
 
 def write_zeros(path: Path) -> Path:
     """x -> sum(x + zeros), with the zeros of TENSORS tensors."""
-    size = helper.make_tensor("size", TensorProto.INT64, [1], [COLUMNS * TENSORS])
     nodes = [
         helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
         helper.make_node("Add", ["zeros", "x"], ["all"]),
         helper.make_node("ReduceSum", ["all"], ["sum"], keepdims=0),
     ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1,))
-    total = helper.make_tensor_value_info("sum", TensorProto.FLOAT, ())
-    graph = helper.make_graph(nodes, "graph", [x], [total], [size])
-    versions = [helper.make_opsetid("", 18)]
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=versions, ir_version=10).SerializeToString()
-    )
+    size = np.array([COLUMNS * TENSORS])
+    made = model(nodes, [value("x", (1,))], [value("sum", ())], size=size)
+    path.write_bytes(made.SerializeToString())
     return path
 
 
@@ -146,7 +134,7 @@ def child(function: str, path: Path) -> float:
     code = f"import sys, test_onnx_runtime as t; print(t.{function}(t.Path(sys.argv[1])))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)],
-        env={"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[3]}"},
+        env={"PYTHONPATH": f"{Path(__file__).parent}:{ROOT}:{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
         check=True,

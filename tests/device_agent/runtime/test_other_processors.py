@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from bundles import write_noise
 from device_agent.formats.update import read_update
 from device_agent.training.bundle_training import train_bundle
 from device_agent.training.training_options import TrainingOptions
@@ -57,9 +58,7 @@ def test_training_on_an_emulated_haswell(tmp_path: Path, seed: int) -> None:
     submodel = split(made, "full", SHAPE, TrainingConfig(batch_size=8, epochs=2, momentum=0.9))
     base = from_model(made)
     export(submodel.program, submodel.cut(base), tmp_path / "b", base=base.fingerprint())
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(11, *SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=11))
+    write_noise(tmp_path / "data.npz", 11, seed, SHAPE, CLASSES)
     data = str(tmp_path / "data.npz")
     (tmp_path / "b" / "train.nchwc16.onnx").unlink(missing_ok=True)
     train_bundle(tmp_path / "b", data, tmp_path / "here", TrainingOptions(threads=1))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from bundles import write_noise
 from device_agent.federation.device_state import DeviceState
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import Bundle, open_bundle
@@ -220,9 +221,7 @@ def test_probes_are_made_before_memory_is_limited(
 def test_both_forms_train_to_the_same_update(
     folder: Path, say: Callable[[int | None, bool], None], tmp_path: Path, seed: int
 ) -> None:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(11, *SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=11))
+    write_noise(tmp_path / "data.npz", 11, seed, SHAPE, CLASSES)
     updates = []
     for faster in (True, False):
         say(None, faster)
@@ -246,9 +245,7 @@ def test_a_killed_training_continues_in_the_form_in_which_it_began(
     faster: bool,
 ) -> None:
     """After the restart, the device measures the other form as the faster one."""
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(16, *SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=16))
+    write_noise(tmp_path / "data.npz", 16, seed, SHAPE, CLASSES)
     monkeypatch.setattr(schedule_interpreter, "CHECKPOINT_S", 0.0)
     state = DeviceState(tmp_path / "state")
 

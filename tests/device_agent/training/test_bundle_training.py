@@ -129,9 +129,8 @@ def test_a_failure_leaves_nothing_behind(
 
 def test_divergence_suggests_a_lower_learning_rate(bundle: Path, data: str, tmp_path: Path) -> None:
     used = diverging(bundle, tmp_path / "bundle")
-    with refused("update.diverged") as error:
+    with refused("update.diverged", "ower the learning rate"):
         train_bundle(used, data, tmp_path / "out", threads=1)
-    assert "ower the learning rate" in str(error.value)
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["archive", "mapped"])

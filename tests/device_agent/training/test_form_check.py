@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from bundles import write_noise
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.bundle import Bundle, open_bundle
 from device_agent.formats.graph_forms import BLOCKS, blocked_form, form_file, form_of
@@ -63,9 +64,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def data(tmp_path: Path, seed: int) -> str:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(11, *SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=11))
+    write_noise(tmp_path / "data.npz", 11, seed, SHAPE, CLASSES)
     return str(tmp_path / "data.npz")
 
 

@@ -5,7 +5,6 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from torch import nn
 
 from bundles import BundleOf, everything, once, rewrite, write_data
-from commands import Done, command, environment
+from commands import Done, command, environment, run_code
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.update import read_update
 from device_agent.runtime.onnx_runtime import OnnxSession
@@ -120,13 +119,10 @@ def train(bundle: Path, data: Path, folder: Path, space: int = 0, allowed: int =
     """Train in a process that may grow by `space` bytes of address space or `allowed` of memory."""
     given = {"bundle": str(bundle), "data": str(data), "space": space, "allowed": allowed}
     folder.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(given)],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    memory = json.loads(done.stdout) if done.returncode == 0 else None
+    done = run_code(PROGRAM, json.dumps(given), cwd=folder)
+    memory = json.loads(done.stdout) if done.code == 0 else None
     if memory is None:
-        return Ended(done.returncode, done.stderr, None)
+        return Ended(done.code, done.stderr, None)
     return Ended(0, done.stderr, memory["peak"] - memory["idle"], memory["idle"])
 
 
@@ -321,9 +317,7 @@ def test_a_limit_that_is_enough_leaves_the_arena_its_regions(tmp_path: Path) -> 
 
 
 def test_the_memory_of_large_arrays_is_returned_at_once() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE], env=environment(), capture_output=True, text=True
-    )
+    done = run_code(LARGE)
     assert int(done.stdout) > 19_000_000, done.stderr
 
 
@@ -407,8 +401,5 @@ def test_what_fits_once_fits_round_after_round(
 ) -> None:
     """Memory that the runtime keeps after a training is not counted twice for the next one."""
     write_data(tmp_path / "local.npz")
-    done = subprocess.run(
-        [sys.executable, "-c", ROUNDS, bundle_of(spec), tmp_path / "local.npz", str(threads)],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    done = run_code(ROUNDS, bundle_of(spec), tmp_path / "local.npz", threads, cwd=tmp_path)
+    assert (done.code, done.stdout) == (0, "done\n"), done.stderr

@@ -1,14 +1,12 @@
 """Hundreds of rounds in one process leak neither memory nor open files."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bundles import BundleOf, write_data
-from commands import environment
+from commands import run_code
 
 # Simulates rounds: collects a bundle that differs in each, trains it, keeps the personal model and
 # reads the update. Prints resident bytes and the number of open files after each round.
@@ -61,11 +59,7 @@ def play(folder: Path, bundles: list[Path], rounds: int) -> list[tuple[int, int]
         "data": str(write_data(folder / "local.npz", count=40)),
         "rounds": rounds,
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(given)],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=1800,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_code(PROGRAM, json.dumps(given), cwd=folder, limit_s=1800).succeeded()
     left = {path.name for path in (folder / "state").iterdir()}
     assert left == {"bundle", "files", "update", "personal.safetensors"}
     return [(int(memory), int(files)) for memory, files in json.loads(done.stdout)]

@@ -237,9 +237,8 @@ def test_a_shape_that_depends_on_the_data_is_refused() -> None:
         helper.make_node("ReduceSum", ["places"], ["sum"], keepdims=0),
     ]
     graph = model(nodes, [value("x", ("n", 10))], [value("sum", (), TensorProto.INT64)])
-    with refused("export.unknown-shape", tensor="places") as caught:
+    with refused("export.unknown-shape", "'places'", tensor="places"):
         liveness(graph, BATCH)
-    assert "'places'" in str(caught.value)
 
 
 @given(st.lists(st.sampled_from(["Exp", "Relu", "Neg", "Sigmoid", "Identity"]), min_size=1))

@@ -15,7 +15,7 @@ from edgetailor import TrainingConfig, export, pack_inputs, split
 from exporters.programs.seeded_random import random_integers, uniform_numbers
 from exporters.programs.training.augmentation import fitting, parse_augmentation
 from exporters.programs.training.augmented_samples import FIRST_SITE, SITES, augmented
-from parameters import half_quick, some_long
+from parameters import half_quick, needs_litert, some_long
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 from trainings import train_bundle
@@ -163,8 +163,7 @@ STEPS = [
 def test_a_step_on_changed_samples(
     format: str, texts: tuple[str, ...], shape: tuple[int, ...], seed: int, tmp_path: Path
 ) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     torch.manual_seed(seed)
     draw, own = np.random.default_rng(seed), seed % 10**6
     x, y = draw.normal(size=(BATCH, *shape)).astype(np.float32), draw.integers(3, size=BATCH)

@@ -192,9 +192,8 @@ class Detached(Model):
 def test_errors_name_the_cause_in_the_model(
     model: nn.Module, code: str, values: dict[str, object], part: str
 ) -> None:
-    with refused(code, **values) as error:
+    with refused(code, part, **values):
         capture(model, SHAPE)
-    assert part in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,8 @@ class Helped(nn.Module):
 
 
 def test_the_line_is_that_of_the_innermost_function() -> None:
-    with refused("model.data-dependent-size") as caught:
+    with refused("model.data-dependent-size", "rows = x[x[:, 0] > 0])"):
         capture(Helped(), (6,))
-    assert "rows = x[x[:, 0] > 0])" in str(caught.value)
 
 
 class Tiled(nn.Module):

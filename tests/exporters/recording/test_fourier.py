@@ -192,9 +192,8 @@ def test_models_are_recorded(name: str) -> None:
 
 
 def test_another_function_of_complex_numbers_is_refused_with_its_line() -> None:
-    with refused("model.complex-numbers", operator="acos") as caught:
+    with refused("model.complex-numbers", "test_fourier.py, line", operator="acos"):
         capture(Model(lambda x: torch.acos(torch.fft.rfft(x)).real), (3, 8))
-    assert "test_fourier.py, line" in str(caught.value)
 
 
 class Rotary(nn.Module):

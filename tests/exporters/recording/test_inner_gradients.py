@@ -147,9 +147,8 @@ def close(value: Tensor | None, expected: Tensor) -> None:
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(8)])
 def test_what_changes_from_call_to_call_is_not_differentiated(layer: nn.Module) -> None:
     model = Net(force, nn.Linear(6, 8), layer, nn.Tanh())
-    with refused("model.inner-gradient") as refusal:
+    with refused("model.inner-gradient", "test_inner_gradients.py, line"):
         capture(model, (6,))
-    assert "test_inner_gradients.py, line" in str(refusal.value)
 
 
 def backward(model: Net, x: Tensor) -> Tensor:
@@ -160,9 +159,8 @@ def backward(model: Net, x: Tensor) -> Tensor:
 
 
 def test_backward_in_a_model_is_refused_with_its_line() -> None:
-    with refused("model.inner-gradient") as refusal:
+    with refused("model.inner-gradient", "test_inner_gradients.py, line"):
         capture(Net(backward), (6,))
-    assert "test_inner_gradients.py, line" in str(refusal.value)
 
 
 @pytest.mark.parametrize("format", ["onnx", "tflite"])

@@ -124,9 +124,8 @@ def by_samples(model: Written, h: Tensor) -> Tensor:
 
 
 def test_counters_that_change_are_not_read() -> None:
-    with refused("model.data-dependent-code") as caught:
+    with refused("model.data-dependent-code", "return h if"):
         capture(Written(counted), (6,))
-    assert "return h if" in str(caught.value)
 
 
 CHANGED = [after_a_write, after_a_write_of_samples, after_a_write_through_a_view, by_samples]
@@ -175,8 +174,7 @@ class Scaled(nn.Module):
 def test_scales_that_the_first_batch_sets_must_be_set_before(strict: bool, seed: int) -> None:
     torch.manual_seed(seed)
     model, x = nn.Sequential(Scaled(strict), nn.Linear(8, 8), Scaled(strict)), torch.randn(5, 8)
-    with refused("model.writes-own-tensor") as caught:
+    with refused("model.writes-own-tensor", "run the model once on real samples"):
         capture(model, (8,))
-    assert "run the model once on real samples" in str(caught.value)
     model(x)
     torch.testing.assert_close(capture(model, (8,)).inference(x), model.eval()(x))

@@ -24,7 +24,7 @@ from exporters.recurrence.loop_operator import STEPS, register
 from exporters.recurrence.recurrent_layers import RecurrenceLoops
 from layer_cases import TOLERANCE, Case, Row, assert_close
 from oracles import Device, Plan
-from parameters import half_quick, quarter_quick, some_long
+from parameters import half_quick, needs_litert, quarter_quick, some_long
 from refusals import refused
 from toolkit.models.imdb_bilstm import ImdbBiLSTM, imdb_bilstm
 from toolkit.submodels.global_model import from_model
@@ -233,8 +233,7 @@ class Reader(nn.Module):
 
 @pytest.mark.parametrize("format", some_long(["onnx", "tflite"], "tflite"))
 def test_a_round_of_the_agent_equals_plain_torch(format: Format, tmp_path: Path, seed: int) -> None:
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert")
+    needs_litert(format)
     torch.manual_seed(seed)
     model = Reader()
     submodel, out = split(model, "full", SHAPE, TRAINING), tmp_path / "bundle"

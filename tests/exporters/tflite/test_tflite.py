@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,7 +19,7 @@ import oracles
 from bundles import CLASSES as TINY_CLASSES
 from bundles import SAMPLE_SHAPE as TINY_SHAPE
 from bundles import tiny_model, write_data
-from commands import ROOT, edgetailor, environment
+from commands import ROOT, edgetailor, run, run_code
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.update import read_update
 from device_agent.runtime.litert_runtime import LitertSession
@@ -411,23 +410,18 @@ def test_the_commands(tmp_path: Path) -> None:
     done = edgetailor(
         "export", "toolkit.models:digits_cnn", "--input-shape", "1,8,8", "--batch", "8",
         "--format", "tflite", "--out", "bundle", "--json", "--no-verify", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.code == 0, done.stderr
+    ).succeeded()  # fmt: skip
     described = json.loads(done.stdout)
     assert [s["name"] for s in described["signatures"]] == ["train", "predict", "evaluate"]
     assert all(s["operators"] > 10 and s["graph_bytes"] > 1000 for s in described["signatures"])
     draw = np.random.default_rng(0)
     x = draw.standard_normal((21, 1, 8, 8), dtype=np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=draw.integers(10, size=21))
-    agent = [sys.executable, "-m", "device_agent.cli"]
     for arguments, said in (
         (["train", "bundle", "--data", "data.npz", "--out", "update"], "full: 3 steps on 21"),
         (["profile", "bundle", "--threads", "1"], "threads 1, ai-edge-litert "),
     ):
-        ended = subprocess.run(
-            [*agent, *arguments], cwd=tmp_path, env=environment(), capture_output=True, text=True
-        )
-        assert ended.returncode == 0, ended.stderr
+        ended = run("edgetailor-agent", *arguments, cwd=tmp_path).succeeded()
         assert said in ended.stdout
 
 
@@ -438,14 +432,7 @@ def test_the_device_needs_no_training_framework(bundle: Path, tmp_path: Path) ->
         "import sys; from device_agent.training.standalone_training import train;"
         "train('bundle', 'data.npz', 'update', threads=1); print(*sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(code, cwd=tmp_path).succeeded()
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "ai_edge_litert" in loaded
     assert not loaded & {"torch", "onnx", "onnxscript", "exporters", "toolkit", "flatbuffers"}

@@ -59,9 +59,8 @@ class Bytes(nn.Linear):
 
 def test_a_type_that_tflite_lacks_is_refused_with_its_line(tmp_path: Path) -> None:
     submodel = split(model := Bytes(6, 3), "full", (6,), TrainingConfig())
-    with refused("export.unsupported-type", dtype="uint8") as caught:
+    with refused("export.unsupported-type", "test_tflite_errors.py, line", dtype="uint8"):
         export(submodel, from_model(model), tmp_path / "b", format="tflite")
-    assert "test_tflite_errors.py, line" in str(caught.value)
 
 
 def test_what_litert_remarks_is_left_out(tmp_path: Path) -> None:

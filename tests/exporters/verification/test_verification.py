@@ -34,6 +34,7 @@ from exporters.verification import verify as verification
 from exporters.verification.operators import TOLERANCE
 from exporters.verification.verdict import Verdict
 from exporters.verification.verify import SignatureCheck
+from parameters import needs_litert
 from refusals import refused
 from toolkit.submodels.global_model import from_model
 
@@ -176,8 +177,7 @@ def with_fault(program: Program, fault: Callable[[Tensors, dict[str, Tensor]], N
 
 def lowered(program: Program, format: Format) -> Graphs:
     """The graphs of `program`, where there is what runs them."""
-    if format == "tflite":
-        pytest.importorskip("ai_edge_litert", reason="needs the extras [tflite] and [litert]")
+    needs_litert(format)
     return compile_graphs(program, format=format)
 
 

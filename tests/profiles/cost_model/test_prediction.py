@@ -110,9 +110,8 @@ def test_repetitions_views_and_loops() -> None:
 
 def test_a_calibration_that_lacks_a_kind_is_refused() -> None:
     some = tuple(t for t in CALIBRATION.timings if t.kind not in ("sigmoid", "padding"))
-    with refused("calibration.missing-kinds", kinds=["padding", "sigmoid"]) as caught:
+    with refused("calibration.missing-kinds", "padding, sigmoid", kinds=["padding", "sigmoid"]):
         TimeModel(msgspec.structs.replace(CALIBRATION, timings=some))
-    assert "padding, sigmoid" in str(caught.value)
 
 
 def test_memory_of_training() -> None:

@@ -152,9 +152,8 @@ def test_profiles_of_other_versions(
 def test_toml_that_is_nested_too_deeply(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
     path.write_text("a = " + "[" * 5000)
-    with refused("profile.malformed") as caught:
+    with refused("profile.malformed", "nested too deeply"):
         load_device(str(path))
-    assert "nested too deeply" in str(caught.value)
 
 
 def test_a_path_with_a_null_byte() -> None:
@@ -169,9 +168,8 @@ def test_a_device_that_is_not_known(tmp_path: Path) -> None:
     assert "'toaster'" in str(caught.value)
     assert "edgetailor-agent calibrate --out FILE" in str(caught.value)
     assert ", ".join(sorted(MEMORY)) in str(caught.value)
-    with refused("profile.unreadable", path=str(tmp_path / "none.json")) as caught:
+    with refused("profile.unreadable", "No such file", path=str(tmp_path / "none.json")):
         load_device(str(tmp_path / "none.json"))
-    assert "No such file" in str(caught.value)
 
 
 def test_figures_are_all_that_a_source_is_asked_for() -> None:

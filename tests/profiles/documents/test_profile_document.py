@@ -65,25 +65,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "pi.json is damaged"),
-        (b"[]", "pi.json is damaged"),
-        (b"{}", "pi.json has no profile version"),
-        (b'{"version": "2"}', "pi.json has no profile version"),
-        (b'{"version": 1, "round": {}}', "pi.json is neither a profile nor an evaluation"),
-        (encode_profile(full())[:500], "pi.json is damaged"),
-        (msgspec.json.encode(DEVICE), "pi.json is the profile of a device, not of a bundle"),
-    ],
-)
-def test_what_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
-    (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.malformed") as caught:
-        read_profile(tmp_path / "pi.json")
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("content", "found", "advice"),
     [
         (b'{"version": 1, "submodel": "full"}', 1, "edgetailor-agent profile BUNDLE --out FILE"),
@@ -94,9 +75,8 @@ def test_profiles_of_other_versions(
     tmp_path: Path, content: bytes, found: int, advice: str
 ) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.wrong-version", found=found, supported=2) as caught:
+    with refused("profile.wrong-version", advice, found=found, supported=2):
         read_profile(tmp_path / "pi.json")
-    assert advice in str(caught.value)
 
 
 def changed(place: str, value: object) -> bytes:
@@ -113,6 +93,13 @@ def changed(place: str, value: object) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        (b"", "pi.json is damaged"),
+        (b"[]", "pi.json is damaged"),
+        (b"{}", "pi.json has no profile version"),
+        (b'{"version": "2"}', "pi.json has no profile version"),
+        (b'{"version": 1, "round": {}}', "pi.json is neither a profile nor an evaluation"),
+        (encode_profile(full())[:500], "pi.json is damaged"),
+        (msgspec.json.encode(DEVICE), "pi.json is the profile of a device, not of a bundle"),
         (b'{"version": 2, "\xff": 1}', "it is not UTF-8 text"),
         (b'{"version": 2, "a": ' + b"[" * 10**5, "it is nested too deeply"),
         (changed("phases", [msgspec.to_builtins(full().phases[0])] * 1001), "length <= 1000"),
@@ -132,11 +119,10 @@ def changed(place: str, value: object) -> bytes:
         (changed("after.battery", 50), "$.after.battery"),
     ],
 )
-def test_what_cannot_have_been_measured(tmp_path: Path, content: bytes, said: str) -> None:
+def test_what_is_no_profile(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "pi.json").write_bytes(content)
-    with refused("profile.malformed") as caught:
+    with refused("profile.malformed", said):
         read_profile(tmp_path / "pi.json")
-    assert said in str(caught.value)
 
 
 def test_what_a_system_says_is_made_fit_for_a_profile(
@@ -151,9 +137,8 @@ def test_what_a_system_says_is_made_fit_for_a_profile(
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with refused("profile.unreadable", path=str(tmp_path / "pi.json")) as caught:
+    with refused("profile.unreadable", "No such file", path=str(tmp_path / "pi.json")):
         read_profile(tmp_path / "pi.json")
-    assert "No such file" in str(caught.value)
 
 
 def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> None:
@@ -201,9 +186,8 @@ def test_merging_takes_the_median_the_widest_spread_and_the_highest_peak() -> No
     ],
 )
 def test_merging_refuses(other: Callable[[Profile], Profile], code: str, said: str) -> None:
-    with refused(code) as caught:
+    with refused(code, said):
         merge([full(), other(full())])
-    assert said in str(caught.value)
 
 
 def change_machine(profile: Profile, **fields: object) -> Profile:

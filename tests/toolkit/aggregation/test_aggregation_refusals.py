@@ -133,11 +133,10 @@ def test_a_single_factor_of_a_family_without_any() -> None:
 @pytest.mark.parametrize("weights", ["samples", "softmax"])
 def test_submodels_that_no_family_makes(submodel: str, named: str, weights: Weights) -> None:
     record, arrays = full_update(1)
-    with refused("update.unknown-submodel", submodel=submodel) as caught:
+    with refused("update.unknown-submodel", named, submodel=submodel):
         Aggregation(OLD, AggregationPolicy(weights)).add(
             msgspec.structs.replace(record, submodel=submodel), arrays
         )
-    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("role", ["frozen", "personal", "optimizer"])

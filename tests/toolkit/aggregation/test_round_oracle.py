@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import oracles
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from device_agent.training.bundle_training import Trained
 from edgetailor import Federation
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import BiLevel, BiLevelResult, Device, Plan, State, Tensorized
-from trainings import train_bundle, training_config
+from trainings import personal_state, train_bundle, training_config
 
 PLAN = Plan(batch_size=8, epochs=2, rate=0.1, momentum=0.9, weight_decay=0.01)
 DECAY = 0.02
@@ -81,9 +82,7 @@ def trained(
 ) -> Trained:
     """Let a device train this round's bundle of `spec` from files; the update is in `folder`."""
     bundle = folder / "bundle"
-    bundle.mkdir(parents=True)
-    for name, data in federation.bundle(spec).items():
-        (bundle / name).write_bytes(data)
+    write_folder(bundle, federation.bundle(spec))
     np.savez(folder / "data.npz", x=device.x, y=device.y)
     return train_bundle(
         bundle,
@@ -220,11 +219,7 @@ def test_pfedme(federation: Federation, devices: list[Device], tmp_path: Path) -
     results = [oracles.train_cp(model, start, d, PLAN, settings) for d in devices[:2]]
     reports = one_round(federation, [(spec, d) for d in devices[:2]], tmp_path)
     for report, result in zip(reports, results, strict=True):
-        kept = {
-            name.removeprefix("personal:"): torch.from_numpy(value).double()
-            for name, value in report.personal.items()
-        }
-        assert_equal(kept, result.personal, old)
+        assert_equal(personal_state(report), result.personal, old)
     updates = [(r.factors.composed(), len(d.y)) for r, d in zip(results, devices[:2], strict=True)]
     assert_equal(state_now(federation), oracles.mean(updates, old), old)
 
@@ -247,11 +242,7 @@ def test_where_a_personal_model_starts(
     expected = oracles.train_cp(model, received, local, PLAN, settings, theta)
     kept = {f"personal:{name}": value for name, value in own.items()}
     report = trained(federation, spec, local, tmp_path, kept)
-    came = {
-        name.removeprefix("personal:"): torch.from_numpy(value).double()
-        for name, value in report.personal.items()
-    }
-    assert_equal(came, expected.personal, old)
+    assert_equal(personal_state(report), expected.personal, old)
     federation.fold([read_update(tmp_path / "update")])
     assert_equal(state_now(federation), expected.factors.composed(), old)
 
@@ -303,10 +294,7 @@ def test_cp_over_two_rounds(federation: Federation, seed: int, tmp_path: Path) -
             folders.append(tmp_path / f"{number}-{place}")
             report = trained(federation, CP, local, folders[-1], theirs[place])
             theirs[place] = report.personal
-            kept = {
-                name.removeprefix("personal:"): torch.from_numpy(value).double()
-                for name, value in report.personal.items()
-            }
+            kept = personal_state(report)
             assert_equal(kept, expected.personal, start.composed())
             ours[place] = kept  # each round is compared by itself, from where the device stands
         federation.fold([read_update(folder / "update") for folder in folders])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bundles import write_noise
 from models_for_tests import CLASSES
 from refusals import refused
 from simulated_runs import outcome
@@ -174,9 +175,7 @@ def test_default_rates() -> None:
 
 
 def test_a_simulation_continues_with_its_moments(seed: int, tmp_path: Path) -> None:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(60, 4)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(2, size=60))
+    write_noise(tmp_path / "data.npz", 60, seed, (4,), 2)
     (tmp_path / "fleet.toml").write_text(f"""
         model = "models_for_tests:four_columns"
         input_shape = [4]

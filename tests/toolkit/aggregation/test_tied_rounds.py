@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import oracles
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE, TiedTokens, tied_layers
@@ -64,9 +65,7 @@ def one_round(federation: Federation, fleet: Sequence[tuple[str, Device]], folde
     """The global model after every device of `fleet` trained its spec."""
     for number, (spec, device) in enumerate(fleet):
         out = folder / str(number)
-        (out / "bundle").mkdir(parents=True)
-        for name, data in federation.bundle(spec).items():
-            (out / "bundle" / name).write_bytes(data)
+        write_folder(out / "bundle", federation.bundle(spec))
         np.savez(out / "data.npz", x=device.x, y=device.y)
         train_bundle(
             out / "bundle", str(out / "data.npz"), out / "update", threads=1, seed=device.seed
@@ -131,16 +130,21 @@ def test_width_beside_full(layers: Federation, devices: list[Device], tmp_path: 
     assert_equal(one_round(layers, fleet, tmp_path), oracles.mean_of_blocks(updates, old), old)
 
 
+def tied_tokens(seed: int) -> tuple[Federation, Device]:
+    """A federation whose embedding is its classifier, and a device with token ids."""
+    draw = np.random.default_rng(seed)
+    tokens = draw.integers(CLASSES, size=(21, 5))
+    device = Device(tokens, draw.integers(CLASSES, size=21), seed=3)
+    return federation_of("TiedTokens", (5,), seed), device
+
+
 @pytest.mark.parametrize(
     ("spec", "width"), some_long([("full", 6), ("width:0.5", 3)], ("width:0.5", 3))
 )
 def test_an_embedding_that_is_the_classifier(
     spec: str, width: int, seed: int, tmp_path: Path
 ) -> None:
-    federation = federation_of("TiedTokens", (5,), seed)
-    draw = np.random.default_rng(seed)
-    tokens = draw.integers(CLASSES, size=(21, 5))
-    device = Device(tokens, draw.integers(CLASSES, size=21), seed=3)
+    federation, device = tied_tokens(seed)
     model = model_now(federation)
     old = oracles.state_of(model)
     update = oracles.train_leading(model, TiedTokens(width), device, PLAN)
@@ -149,10 +153,7 @@ def test_an_embedding_that_is_the_classifier(
 
 
 def test_a_slice_keeps_what_the_part_before_it_reads_too(seed: int, tmp_path: Path) -> None:
-    federation = federation_of("TiedTokens", (5,), seed)
-    draw = np.random.default_rng(seed)
-    tokens = draw.integers(CLASSES, size=(21, 5))
-    device = Device(tokens, draw.integers(CLASSES, size=21), seed=3)
+    federation, device = tied_tokens(seed)
     model = model_now(federation)
     old = oracles.state_of(model)
     twin = copy.deepcopy(model).double()
@@ -166,7 +167,7 @@ def test_a_slice_keeps_what_the_part_before_it_reads_too(seed: int, tmp_path: Pa
     )
     for y, indices in device.visits(PLAN):
         oracles.descend(
-            optimizer, oracles.cross_entropy(twin(torch.from_numpy(tokens)[indices]), y)
+            optimizer, oracles.cross_entropy(twin(torch.from_numpy(device.x)[indices]), y)
         )
     submodel = federation.submodel("slice:hidden")
     assert {e.stands_for for e in submodel.program.tensors if e.role == "parameter"} == trained

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save, save_file
 
-from bundles import tiny_bundle, tiny_model, write_data
+from bundles import flip_a_bit, tiny_bundle, tiny_model, write_data
 from command_models import digits_weights
 from commands import edgetailor, refused, stages
 from device_agent.formats.atomic_files import fingerprint
@@ -94,8 +94,7 @@ def test_aggregate_as_json_and_by_force(round_: Path) -> None:
     (round_ / "new").write_bytes(b"old")
     done = edgetailor(
         "aggregate", "global.safetensors", "one", "--out", "new", "--force", "--json", cwd=round_
-    )
-    assert done.code == 0
+    ).succeeded()
     assert json.loads(done.stdout) == {
         "version": 1,
         "out": "new",
@@ -139,12 +138,6 @@ def test_an_update_that_differs_much_is_limited_unless_told_otherwise(round_: Pa
         np.abs(m["classifier.weight"] - first["classifier.weight"]).mean() for m in (limited, free)
     ]
     assert moved[0] < moved[1] / 2
-
-
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def another_round(folder: Path) -> None:

@@ -23,15 +23,13 @@ classes = ["no", "yes"]
 def test_a_bundle_for_csv_files(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "fleet.toml").write_text(TABLE)
-    done = edgetailor(*ALONE, cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    edgetailor(*ALONE, cwd=tmp_path).succeeded()
     expected = Series(columns=("a", "b", "c", "d"), label="y", classes=("no", "yes"))
     assert open_bundle(tmp_path / "b").manifest.preprocessing == expected
     lines = ["a,b,c,d,y", "1,2,3,4,yes", "0,0,1,-1,no", "5,4,3,2,yes"]
     (tmp_path / "local.csv").write_text("\n".join(lines))
     arguments = ("train", "b", "--data", "local.csv", "--out", "u")
-    trained = run("edgetailor-agent", *arguments, cwd=tmp_path)
-    assert trained.code == 0, trained.stderr
+    run("edgetailor-agent", *arguments, cwd=tmp_path).succeeded()
     update = json.loads((tmp_path / "u" / "update.json").read_text())
     assert update["samples"] == 3
 

@@ -71,8 +71,7 @@ def test_evaluate(signs: Path) -> None:
 
 
 def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
-    done = edgetailor(*EVALUATE, "held.npz", "--json", cwd=signs)
-    assert done.code == 0
+    done = edgetailor(*EVALUATE, "held.npz", "--json", cwd=signs).succeeded()
     assert json.loads(done.stdout) == {
         "version": 1, "document": "evaluation", "model": "signs:signs", "weights": "w",
         "round": None, "devices": None, "samples": 4, "counted": 4, "accuracy": 0.75,
@@ -86,8 +85,7 @@ def test_evaluate_as_json_and_on_a_single_sample(signs: Path) -> None:
         "judged_by_devices": False,
     }  # fmt: skip
     np.savez(signs / "held.npz", x=np.zeros((1, 1, 1, 2), np.float32), y=np.array([0]))
-    done = edgetailor(*EVALUATE, "held.npz", cwd=signs)
-    assert done.code == 0
+    done = edgetailor(*EVALUATE, "held.npz", cwd=signs).succeeded()
     assert done.stdout.startswith("accuracy 100.0%, loss 0.6931 on 1 sample\n")
     assert done.stdout.endswith("mean of the classes: 100.0%\n1 class without labels\n")
 

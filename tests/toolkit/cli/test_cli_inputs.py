@@ -50,8 +50,7 @@ bundle: {out}
 
 
 def run(folder: Path, *arguments: object) -> str:
-    done = edgetailor(*arguments, cwd=folder)
-    assert done.code == 0, done.stderr
+    done = edgetailor(*arguments, cwd=folder).succeeded()
     return done.stdout
 
 

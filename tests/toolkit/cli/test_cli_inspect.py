@@ -41,8 +41,7 @@ def test_inspect_prints_table_1_of_embracing_fl(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_inspect_gives_the_same_as_json(tmp_path: Path) -> None:
-    done = edgetailor(*RESNET20, "--submodel", "slice:blocks.6", "--json", cwd=tmp_path)
-    assert done.code == 0
+    done = edgetailor(*RESNET20, "--submodel", "slice:blocks.6", "--json", cwd=tmp_path).succeeded()
     assert stages(done)[-1] == "splitting slice:blocks.6"
     document = json.loads(done.stdout)
     assert document["version"] == 1
@@ -92,8 +91,7 @@ activations with an axis for the samples.
 
 
 def test_inspect_lists_the_places_to_cut(tmp_path: Path) -> None:
-    done = edgetailor("inspect", *DIGITS, "--cut-points", cwd=tmp_path)
-    assert done.code == 0
+    done = edgetailor("inspect", *DIGITS, "--cut-points", cwd=tmp_path).succeeded()
     assert stages(done) == [*LOADING, "splitting full", "looking for places to cut"]
     assert [line.rstrip() for line in done.stdout.splitlines()] == CUT_POINTS.splitlines()
 
@@ -194,8 +192,7 @@ def test_a_submodel_that_saves_little_is_noted(folder: Path) -> None:
     done = edgetailor(
         "inspect", "nets:separable", "--input-shape", "1,8,8",
         *(word for spec in specs for word in ("--submodel", spec)), cwd=folder,
-    )  # fmt: skip
-    assert done.code == 0
+    ).succeeded()  # fmt: skip
     assert not re.search(r"^note: .* $", done.stdout, re.M)
     said = " ".join(done.stdout.split())
     # Of 3 x 3 kernels in 80 groups, 9 numbers become 6; factors add as many outputs as they read.

@@ -19,7 +19,7 @@ from toolkit.cli.operator.settings_commands import apply
 from toolkit.cli.serve_commands import tokens
 from toolkit.coordinator.operation.messages import Sort
 from toolkit.coordinator.server import Server
-from vector_fleet import VectorModel, assert_soon, configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, assert_soon, configured, enrol, running, send_all, task
 
 Served = tuple[Server, Path]
 
@@ -29,8 +29,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     """A federation whose three devices trained one round."""
     with running(configured(tmp_path)) as server:
         links = enrol(server, tmp_path)
-        for name, link in links.items():
-            send_trained(link, 1, tmp_path / name)
+        send_all(links, 1, tmp_path)
         for link in links.values():
             assert task(link).round == 2
             link.progress(Progress(state="training"))

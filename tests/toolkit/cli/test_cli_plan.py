@@ -81,8 +81,7 @@ def test_the_strongest_that_fits_is_chosen(desk: Path) -> None:
 
 
 def test_a_budget_that_decides_nothing_is_named(desk: Path) -> None:
-    done = plan(desk, "--memory", "200MB", "--no-cache")
-    assert done.code == 0
+    done = plan(desk, "--memory", "200MB", "--no-cache").succeeded()
     skipped = "slice:classifier, low-rank:0.5, width:0.5"
     assert f"full: chosen\nnot needed, because weaker than full: {skipped}\n" in done.stdout
     assert "note: the budgets decide nothing: without them, full would be chosen, too" in (
@@ -91,8 +90,7 @@ def test_a_budget_that_decides_nothing_is_named(desk: Path) -> None:
 
 
 def test_impossible_submodels_are_named_where_they_would_be_next(desk: Path) -> None:
-    done = plan(desk, "--memory", "88MB", "--bandwidth", "2kB", "--no-cache")
-    assert done.code == 0
+    done = plan(desk, "--memory", "88MB", "--bandwidth", "2kB", "--no-cache").succeeded()
     assert WEAKEST in done.stdout
     assert IMPOSSIBLE in done.stdout
 
@@ -167,8 +165,7 @@ def test_a_stale_profile_is_doubted(desk: Path) -> None:
     long_ago = datetime.date.today() - datetime.timedelta(days=400)
     old = msgspec.structs.replace(DEVICE, date=long_ago.isoformat())
     (desk / "device.json").write_bytes(msgspec.json.encode(old))
-    done = plan(desk, specs=("full",))
-    assert done.code == 0
+    done = plan(desk, specs=("full",)).succeeded()
     said = " ".join(done.stdout.split())
     assert "stale: the profile is 400 days old, over the limit of 90 days" in said
     assert "memory budget: 50% of all memory; the available memory is not known" in said

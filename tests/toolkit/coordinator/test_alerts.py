@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import urllib3
 
-from scripted_http import free_port
+from commands import free_port
 from toolkit.coordinator.server import Server
 from toolkit.evaluation_sums import Evaluation
 from vector_fleet import (

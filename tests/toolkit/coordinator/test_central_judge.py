@@ -24,7 +24,7 @@ from toolkit.aggregation.model_judge import JUDGED, Verdict
 from toolkit.aggregation.pause_rule import LAST, Harm
 from toolkit.coordinator.closing import round_aggregation
 from toolkit.coordinator.closing.central_judge import JUDGE, harm_of_devices, pause_judged
-from toolkit.coordinator.coordinator import restore
+from toolkit.coordinator.coordinator import Coordinator, restore
 from toolkit.coordinator.rounds.upload_validation import Update
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.coordinator_store import Store
@@ -126,6 +126,14 @@ def test_without_the_judge_the_model_is_spoilt(tmp_path: Path) -> None:
     assert (result.accuracy, result.left_out) == (0.1, {})
 
 
+def with_a_device(folder: Path) -> tuple[Coordinator, Store, str]:
+    """A coordinator before its first round, and the id of its device."""
+    coordinator, store = coordinator_of(folder)
+    device = enrolled(coordinator, store, "desktop", "key").id
+    store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), b"model")
+    return coordinator, store, device
+
+
 def left_out_in(
     store: Store, device: str, rounds: Container[int], last: int, far: Container[int] = ()
 ) -> None:
@@ -142,9 +150,7 @@ def left_out_in(
 
 
 def test_a_coordinator_that_was_killed_before_the_pause_pauses_at_its_start(tmp_path: Path) -> None:
-    coordinator, store = coordinator_of(tmp_path)
-    device = enrolled(coordinator, store, "desktop", "key").id
-    store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), b"model")
+    coordinator, store, device = with_a_device(tmp_path)
     left_out_in(store, device, {1, 2, 3}, 3)
     store.close()
     store = Store(coordinator.config.state, needs_model=False)
@@ -171,9 +177,7 @@ def test_a_coordinator_that_was_killed_before_the_pause_pauses_at_its_start(tmp_
 
 def test_only_more_than_half_of_the_last_updates_pause_a_device(tmp_path: Path) -> None:
     """An honest device whose updates are left out now and then is not paused."""
-    coordinator, store = coordinator_of(tmp_path)
-    device = enrolled(coordinator, store, "desktop", "key").id
-    store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), b"model")
+    coordinator, store, device = with_a_device(tmp_path)
     left_out_in(store, device, {1, *range(LAST + 1, LAST + 11)}, LAST + 10)
     pause_judged(coordinator)
     assert not coordinator.rounds.paused  # ten of the last 20
@@ -187,9 +191,7 @@ def test_only_more_than_half_of_the_last_updates_pause_a_device(tmp_path: Path) 
 
 
 def test_updates_that_go_too_far_count_beside_three_that_are_left_out(tmp_path: Path) -> None:
-    coordinator, store = coordinator_of(tmp_path)
-    device = enrolled(coordinator, store, "desktop", "key").id
-    store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), b"model")
+    coordinator, store, device = with_a_device(tmp_path)
     left_out_in(store, device, {3, 5}, 6, far={1, 2, 4, 6})
     pause_judged(coordinator)
     assert not coordinator.rounds.paused  # two were left out
@@ -203,9 +205,7 @@ def test_updates_that_go_too_far_count_beside_three_that_are_left_out(tmp_path: 
 
 
 def test_two_updates_do_not_pause_a_device(tmp_path: Path) -> None:
-    coordinator, store = coordinator_of(tmp_path)
-    device = enrolled(coordinator, store, "desktop", "key").id
-    store.add_result(RoundResult(round=0, accuracy=0.5, loss=1.0, updates=0), b"model")
+    coordinator, store, device = with_a_device(tmp_path)
     left_out_in(store, device, {1, 2}, 2)
     pause_judged(coordinator)
     assert not coordinator.rounds.paused

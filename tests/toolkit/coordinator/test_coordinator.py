@@ -217,9 +217,8 @@ def test_a_full_disk_is_told_once_and_waited_for(
         with monkeypatch.context() as patch:
             patch.setattr(Blobs, "adopt", full)
             for name, link in links.items():
-                with refused("client.unreachable") as caught:
+                with refused("client.unreachable", "HTTP 500"):
                     send(link, 1, updates[name])
-                assert "HTTP 500" in str(caught.value)
         for name, link in links.items():
             send(link, 1, updates[name])
         assert task(links["board-1"]).round == 2
@@ -245,9 +244,8 @@ def test_a_failure_of_the_rounds_ends_the_server(tmp_path: Path) -> None:
     model = VectorModel()
     model.weights[:] = np.inf
     server = Server(configured(tmp_path), model, Path("fleet.toml"))
-    with refused("federation.diverged", loss=np.inf) as caught:
+    with refused("federation.diverged", "is inf", loss=np.inf):
         server.run()
-    assert "is inf" in str(caught.value)
 
 
 @pytest.mark.parametrize("fallback", [None, "low-rank:0.3"])

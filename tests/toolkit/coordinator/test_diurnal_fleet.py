@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, load_file
 
-from diurnal_fleet import DiurnalFleet, Habits, free_port, running
+from commands import free_port
+from diurnal_fleet import DiurnalFleet, Habits, running
 from toolkit.coordinator.federation_file.load_config import load_config
 from toolkit.coordinator.server import Server
 from vector_fleet import CONFIG, SIZE, VectorModel, configured

@@ -25,9 +25,8 @@ from vector_fleet import CONFIG, Fleet, VectorModel, configured, running
 def test_a_port_in_use(fleet: Fleet, tmp_path: Path) -> None:
     port = int(fleet[0].url.rpartition(":")[2])
     config = configured(tmp_path, CONFIG.replace("port = 0", f"port = {port}"))
-    with refused("service.port-in-use", port=port) as error:
+    with refused("service.port-in-use", "fleet.toml", port=port):
         Server(config, VectorModel(), Path("fleet.toml"))
-    assert "fleet.toml" in str(error.value)
 
 
 def test_a_host_of_somebody_else(tmp_path: Path) -> None:
@@ -95,9 +94,8 @@ def test_the_inputs_of_a_sample_keep_their_order(tmp_path: Path) -> None:
         (line, "inputs", '["a:1", "b:1"]'),
     ):
         changed = configured(tmp_path, CONFIG.replace(line, text))
-        with refused("state.other-federation", key=key) as error:
+        with refused("state.other-federation", f"set it back to {value}, or", key=key):
             check_same_settings(changed, store)
-        assert f"set it back to {value}, or" in str(error.value)
     store.close()
 
 
@@ -361,9 +359,8 @@ def test_fltrust_needs_held_out_samples(tmp_path: Path) -> None:
     text = f'aggregation.rule = "fltrust"\n{CONFIG}'
     assert configured(tmp_path, text).aggregation.rule == "fltrust"
     without = "".join(line for line in text.splitlines(True) if "held_out" not in line)
-    with refused("config.bad-value") as error:
+    with refused("config.bad-value", "set `held_out`, or use another rule"):
         configured(tmp_path, without)
-    assert "set `held_out`, or use another rule" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -390,9 +387,8 @@ def test_fltrust_needs_held_out_samples(tmp_path: Path) -> None:
     ],
 )
 def test_selections_and_budgets_that_are_refused(tmp_path: Path, keys: str, words: str) -> None:
-    with refused("config.bad-value") as error:
+    with refused("config.bad-value", words):
         configured(tmp_path, f"{keys}\n{CONFIG}")
-    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
 """The first updates that come at the same moment: msgspec describes their type only once."""
 
-import os
-import subprocess
-import sys
-
-from commands import ROOT, environment
+from commands import run_code
 
 PROGRAM = """
 import os, sys, threading
@@ -39,15 +35,7 @@ print(crashed)
 
 def crashes() -> int:
     """How many of 40 processes crash whose threads decode their first record at once."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env=environment(PYTHONPATH=os.fspath(ROOT)),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = run_code(PROGRAM).succeeded()
     return int(done.stdout)
 
 

@@ -1,7 +1,6 @@
 """A coordinator that is killed again and again, while devices are planned for, join and train."""
 
 import random
-import socket
 import threading
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from commands import kept_killing
+from commands import free_port, kept_killing
 from device_agent.federation import round_loop
 from device_agent.federation.identity.state_folder import Identity
 from device_agent.federation.membership import join
@@ -54,8 +53,7 @@ def joined(config: CoordinatorConfig, url: str, state: Path) -> Identity:
 
 
 def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     config = configured(tmp_path / "c", FLEET.replace("port = 0", f"port = {port}"))
     with running(config, planner=Chooser(tmp_path / "c")):
         pass  # makes the tokens

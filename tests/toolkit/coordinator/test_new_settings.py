@@ -75,8 +75,7 @@ def test_changes_hold_from_the_next_round_on(tmp_path: Path) -> None:
         assert [config.training.learning_rate for config in made.configs] == [0.01]
         before = links["board-1"].work().files
         assert server.coordinator.config.deadline_s == 600
-        for name, link in links.items():
-            send_trained(link, 1, tmp_path / name)
+        send_all(links, 1, tmp_path)
         assert before
         assert task(links["board-1"]).round == 2
         coordinator = server.coordinator
@@ -192,8 +191,7 @@ def test_a_round_that_opens_again_keeps_its_settings(tmp_path: Path) -> None:
         actor.abort_round(1, "x")
         assert task(links["board-1"]).round == 1
         assert server.coordinator.config.deadline_s == 600
-        for name, link in links.items():
-            send_trained(link, 1, tmp_path / name)
+        send_all(links, 1, tmp_path)
         assert task(links["board-1"]).round == 2
         assert server.coordinator.config.deadline_s == 60
 

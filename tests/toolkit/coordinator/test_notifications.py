@@ -12,7 +12,7 @@ import pytest
 
 from log_messages import logged
 from toolkit.coordinator.notifications import Event, Notifier
-from vector_fleet import CONFIG, configured, enrol, running, send_trained, task
+from vector_fleet import CONFIG, configured, enrol, running, send_all, task
 
 KEEP = "import sys, pathlib; pathlib.Path(sys.argv[1]).open('ab').write(sys.stdin.buffer.read())"
 
@@ -71,8 +71,7 @@ def test_a_round_is_told_to_the_address_and_to_the_program(
     config = configured(tmp_path / "fleet", CONFIG.replace("[training]", f"{table}\n[training]"))
     with running(config) as server:
         links = enrol(server, tmp_path / "fleet")
-        for name, link in links.items():
-            send_trained(link, 1, tmp_path / name)
+        send_all(links, 1, tmp_path)
         assert task(links["board-1"]).round == 2
         status = server.coordinator.status()
         receiver.wait()

@@ -28,6 +28,7 @@ from vector_fleet import (
     enrol,
     running,
     send,
+    send_all,
     send_trained,
     task,
     token,
@@ -44,8 +45,7 @@ def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     page = built_files(folder)
     with running(configured(folder / "c"), page=page) as server:
         links = enrol(server, folder)
-        for name, link in links.items():
-            send_trained(link, 1, folder / name)
+        send_all(links, 1, folder)
         send_trained(links["desktop-1"], 2, folder / "second")
         _, record, update = trained(links["desktop-2"], folder / "measured")
         measured = msgspec.structs.replace(record, profile=full())
@@ -141,8 +141,7 @@ def test_the_public_view_names_nobody_and_is_closed_by_default(
     config = configured(tmp_path / "public", f'title = "Leaves"\npublic = true\n{CONFIG}')
     with running(config, page=built_files(tmp_path)) as server:
         links = enrol(server, tmp_path)
-        for name, link in links.items():
-            send_trained(link, 1, tmp_path / name)
+        send_all(links, 1, tmp_path)
         assert_soon(lambda: server.coordinator.rounds.done == 1)
         with httpx.Client(base_url=server.url) as anybody:
             page = anybody.get("/operator/public")

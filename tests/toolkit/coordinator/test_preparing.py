@@ -4,8 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import urllib3
 
-from commands import ROOT, command, edgetailor, environment, refusal, run
+from commands import LIMIT_S, ROOT, command, edgetailor, environment, free_port, refusal, run
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.doctor.coordinator_checks import check_connection
 from device_agent.federation.fleet_status import PATIENCE_S
@@ -25,7 +24,7 @@ from parameters import some_long
 from profiles.errors import ClientError, InputError
 from toolkit.coordinator.server import Server
 from toolkit.coordinator.storage.folder_lock import FolderLock
-from vector_fleet import MACHINE, VectorModel, configured
+from vector_fleet import MACHINE, VectorModel, assert_soon, configured
 
 FLEET = """
 model = "toolkit.models:digits_cnn"
@@ -76,17 +75,9 @@ main()
 Process = subprocess.Popen[str]
 
 
-def assert_soon(condition: Callable[[], bool], seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +105,7 @@ def process(folder: Path, url: str) -> Iterator[Process]:
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert_soon(lambda: answers(url))
+        assert_soon(lambda: answers(url), LIMIT_S)
         yield started
     finally:
         started.kill()
@@ -210,7 +201,7 @@ def a_device_that_is_planned_for_waits_for_the_plan(folder: Path, url: str) -> N
     operator = CoordinatorClient(url, (folder / "state" / "operator.token").read_text().strip())
     assert [one.device for one in operator.status().devices] == ["desk-1"]
     (folder / "planned").touch()
-    assert_soon(lambda: not [p for p in operator.status().preparing if p.task == "plan"])
+    assert_soon(lambda: not [p for p in operator.status().preparing if p.task == "plan"], LIMIT_S)
     joined = ask(profile)
     assert (joined.status, joined.json()["device"]) == (200, "phone-1")
 
@@ -253,7 +244,7 @@ def test_port_and_state_folder_are_taken_before_torch_is_imported(tmp_path: Path
             said = started.stderr.readline()
             port = int(said.removeprefix("Starting at port ").split()[0])
             assert started.stderr.readline() == "Loading PyTorch.\n"
-            assert_soon((tmp_path / "imported").exists)
+            assert_soon((tmp_path / "imported").exists, LIMIT_S)
             assert answers(f"http://127.0.0.1:{port}")
             with pytest.raises(InputError, match="is in use"):
                 FolderLock(tmp_path / "state")
@@ -286,7 +277,7 @@ def test_it_can_be_interrupted(folder: Path, url: str, stage: str) -> None:
     ) as started:  # fmt: skip
         assert started.stderr is not None
         if stage == "loading":
-            assert_soon(lambda: answers(url))
+            assert_soon(lambda: answers(url), LIMIT_S)
         else:
             while not started.stderr.readline().startswith("Planning first"):
                 pass

@@ -41,6 +41,7 @@ from toolkit.coordinator.server import Server
 from vector_fleet import (
     CONFIG,
     Trained,
+    assert_soon,
     configured,
     joined,
     running,
@@ -64,13 +65,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def desk(server: Server) -> DeviceStatus:
     return server.coordinator.status().devices[0]
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def options(folder: Path, state: str = "state", limits: OwnerLimits | None = None) -> RunOptions:
@@ -112,14 +106,14 @@ def test_a_pause_in_the_middle_of_training(
         kwargs={"sleep": quick, "train": train},
     )
     agent.start()
-    soon(lambda: desk(server).state == "paused")
+    assert_soon(lambda: desk(server).state == "paused")
     assert (batches, desk(server).note) == ([0, 1], "running on battery")
     assert said[-1] == "Paused: running on battery."
     assert lines(server.coordinator.status())[1:] == [
         "  desktop-1 (desk) full             paused", "    running on battery",
     ]  # fmt: skip
     power[0] = True
-    soon(lambda: desk(server).rounds_trained >= 1)
+    assert_soon(lambda: desk(server).rounds_trained >= 1)
     agent.join(20)
     assert batches == [0, 1, 2, 3] * 3
     assert said.count("Continuing after a pause of 0 s.") == 1
@@ -192,7 +186,7 @@ def test_a_device_that_misses_a_deadline_drops_the_round(
             if not shown:
                 send_trained(fast, 1, tmp_path / "one")
                 deadline()
-                soon(lambda: server.coordinator.status().round == 2)
+                assert_soon(lambda: server.coordinator.status().round == 2)
                 shown.extend(lines(server.coordinator.status()))
                 on_batch()
                 raise AssertionError("the round is over, and training goes on")
@@ -403,7 +397,7 @@ def test_quiet_hours_of_a_process_with_a_log_for_programs(server: Server, tmp_pa
         service.settimeout(20)
         with agent(tmp_path, "--config", "o.toml", NOTIFY_SOCKET=str(address)) as process:
             until = f"quiet hours until {end}"
-            soon(lambda: (desk(server).state, desk(server).note) == ("ineligible", until))
+            assert_soon(lambda: (desk(server).state, desk(server).note) == ("ineligible", until))
             assert process.stderr is not None
             line = json.loads(process.stderr.readline())
             assert [service.recv(200) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]

@@ -73,6 +73,5 @@ def test_a_file_with_secure_sums(tmp_path: Path) -> None:
     ],
 )
 def test_a_misfit_is_refused(tmp_path: Path, values: dict[str, object], said: str) -> None:
-    with refused("config.bad-value") as error:
+    with refused("config.bad-value", said):
         configured(tmp_path, FLEET.format(**{**FINE, **values}))
-    assert said in str(error.value)

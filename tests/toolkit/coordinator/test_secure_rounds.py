@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file
 
-from commands import kept_killing, warm_context
+from commands import free_port, kept_killing, warm_context
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation import membership, round_loop
 from device_agent.federation.device_state import DeviceState
@@ -316,9 +315,7 @@ def test_an_agent_is_killed_in_the_middle(tmp_path: Path, message: type) -> None
 
 def test_the_coordinator_is_killed_again_and_again(tmp_path: Path, seed: int) -> None:
     """At random moments: a round whose sum was not complete is repeated with new keys."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    config = configured(tmp_path / "c", FLEET.replace("port = 0", f"port = {port}"))
+    config = configured(tmp_path / "c", FLEET.replace("port = 0", f"port = {free_port()}"))
     names, draw = [f"board-{n}" for n in range(5)], random.Random(seed)
     with running(config, WeightedModel()) as server:
         for name in names:

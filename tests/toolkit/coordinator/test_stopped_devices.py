@@ -228,8 +228,7 @@ def test_a_wrong_label_delays_no_round(tmp_path: Path) -> None:
     with running(config, federation(config), told.append) as server:
         for name in ("good", "bad"):
             given = ("--token-file", "state/tokens/pc.token", "--state", name, "--name", name)
-            done = run("edgetailor-agent", "join", server.url, *given, cwd=tmp_path)
-            assert done.code == 0, done.stderr
+            run("edgetailor-agent", "join", server.url, *given, cwd=tmp_path).succeeded()
         bad = run("edgetailor-agent", "run", "--data", "bad.csv", "--state", "bad", cwd=tmp_path)
         assert bad.code == 2
         assert "bad.csv, line 5: the model has no class 'ok'" in bad.stderr

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from bundles import flip_a_bit
 from device_agent.formats.atomic_files import fingerprint_file
 from device_agent.formats.update import TENSORS, write_update
 from large_fleet import LargeFleet
@@ -41,9 +42,7 @@ Spoil = Callable[[Path], object]
 
 
 def flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1  # another finite number
-    path.write_bytes(data)
+    flip_a_bit(path, -3)  # another finite number
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, flipped, lambda path: path.write_bytes(b"?")])

@@ -21,16 +21,14 @@ from vector_fleet import SIZE, Fleet, configured, enrol, running, send, task, tr
 def test_wrong_round(fleet: Fleet, tmp_path: Path) -> None:
     link = fleet[1]["desktop-1"]
     _, _, update = trained(link, tmp_path)
-    with refused("round.closed") as caught:
+    with refused("round.closed", "Round 2 "):
         send(link, 2, update)
-    assert "Round 2 " in str(caught.value)
 
 
 def test_wrong_bundle(fleet: Fleet, tmp_path: Path) -> None:
     _, _, update = trained(fleet[1]["board-1"], tmp_path)
-    with refused("round.other-bundle") as caught:
+    with refused("round.other-bundle", "Round 1 offered desktop-1 "):
         send(fleet[1]["desktop-1"], 1, update)
-    assert "Round 1 offered desktop-1 " in str(caught.value)
 
 
 def test_altered_bytes(fleet: Fleet, tmp_path: Path) -> None:
@@ -74,9 +72,8 @@ def test_unusable_tensors(
     link = fleet[1]["desktop-1"]
     _, record, update = trained(link, tmp_path)
     change(update, record, save(tensors))
-    with refused(code) as caught:
+    with refused(code, words):
         send(link, 1, update)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +104,8 @@ def test_unusable_records(
     link = fleet[1]["desktop-1"]
     _, record, update = trained(link, tmp_path)
     change(update, record, None, **fields)
-    with refused(code) as caught:
+    with refused(code, words):
         send(link, 1, update)
-    assert words in str(caught.value)
 
 
 def test_a_record_with_a_key_twice_and_what_is_kept_of_one(tmp_path: Path) -> None:
@@ -120,9 +116,8 @@ def test_a_record_with_a_key_twice_and_what_is_kept_of_one(tmp_path: Path) -> No
         body = (update / RECORD).read_bytes()
         links["desktop-1"].send_tensors(work.round, update / TENSORS)
         twice = body.replace(b'"steps": 1', b'"steps": 7, "steps": 1')
-        with refused("update.malformed-record") as caught:
+        with refused("update.malformed-record", "'steps' twice"):
             links["desktop-1"].send_update(work.round, twice)
-        assert "'steps' twice" in str(caught.value)
         for spaces in (b"", b" " * 10_000):  # the same record, so the same update
             links["desktop-1"].send_update(work.round, body.replace(b"\n", b"\n" + spaces))
         [(_, _, kept)] = server._store.updates(work.round)
@@ -138,9 +133,8 @@ def test_no_record_and_no_tensor_file(fleet: Fleet, tmp_path: Path) -> None:
     with refused("update.malformed-record"):
         link.send_update(1, b"{")
     _, record, update = trained(link, tmp_path)
-    with refused("round.tensors-not-sent") as caught:
+    with refused("round.tensors-not-sent", "PUT update.safetensors first"):
         link.send_update(1, (update / RECORD).read_bytes())
-    assert "PUT update.safetensors first" in str(caught.value)
     change(update, record, b"these are no tensors")
     with refused("update.unreadable-tensors"):
         send(link, 1, update)
@@ -158,9 +152,8 @@ def test_uploads_are_cut_off_over_the_limit(fleet: Fleet, tmp_path: Path) -> Non
     server, links = fleet
     task(links["desktop-1"])
     (tmp_path / "big").write_bytes(bytes(4 * SIZE + (64 << 10) + 1))
-    with refused("update.too-large") as caught:
+    with refused("update.too-large", f"at most {4 * SIZE + (64 << 10)} bytes"):
         links["desktop-1"].send_tensors(1, tmp_path / "big")
-    assert f"at most {4 * SIZE + (64 << 10)} bytes" in str(caught.value)
     assert not list((server.config.state / "incoming").iterdir())
 
 

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from refusals import refused
 from toolkit.demo import demo_settings
 from toolkit.demo.child_processes import NICENESS, Processes
 from toolkit.demo.run_demo import run_demo
+from vector_fleet import assert_soon
 
 ROOT = Path(__file__).resolve().parents[3]
 WATCHING = """
@@ -90,7 +89,7 @@ def test_children_end_with_their_parent(
     parent.send_signal(number)
     parent.communicate(timeout=20)
     assert parent.returncode == -ended_by
-    wait_until(lambda: not command_lines_with(modules))
+    assert_soon(lambda: not command_lines_with(modules))
 
 
 def test_a_coordinator_that_fails_is_reported(
@@ -117,13 +116,6 @@ def command_lines_with(folder: Path) -> list[str]:
             if str(folder) in line:
                 found.append(line)
     return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.long

@@ -25,8 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Path:
 
 def test_a_federation_is_deployed_for_its_kinds(folder: Path) -> None:
     arguments = ("deploy", FILE, "--out", "out", "--kind", "board", "--kind", "sensor")
-    done = edgetailor(*arguments, cwd=folder)
-    assert done.code == 0, done.stderr
+    done = edgetailor(*arguments, cwd=folder).succeeded()
     assert all(re.match(STAGE, line) for line in done.stderr.splitlines())
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["board", "sensor"]
     lines = done.stdout.splitlines()
@@ -62,8 +61,7 @@ def test_a_model_is_deployed_from_its_weights(folder: Path) -> None:
     done = edgetailor(
         "deploy", *REFERENCE, "--out", "out", "--data", "held_out.npz", "--json",
         "--submodel", "full", "--submodel", "width:0.5", cwd=folder,
-    )  # fmt: skip
-    assert done.code == 0, done.stderr
+    ).succeeded()  # fmt: skip
     full, narrow = json.loads(done.stdout)["bundles"]
     assert (full["out"], narrow["out"]) == ("out/full", "out/width-0.5")
     assert full["card"]["quality"]["accuracy"] > 0.9

@@ -497,9 +497,8 @@ def test_int8_needs_samples_and_its_quantizer(
     monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
     monkeypatch.delitem(sys.modules, "exporters.quantization.tflite_precision", raising=False)
     monkeypatch.delattr("exporters.quantization.tflite_precision", raising=False)
-    with refused("export.quantizer-not-installed") as caught:
+    with refused("export.quantizer-not-installed", "edgetailor[quantizer]"):
         et.deploy(model, "full", SHAPE, tmp_path / "out", format="tflite", precision="float16")
-    assert "edgetailor[quantizer]" in str(caught.value)
     broken = graph_of(b"no graph")
     with refused("export.cannot-quantize", precision="float16"):
         converted(broken, "float16", "predict", "x")

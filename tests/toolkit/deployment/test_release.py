@@ -114,9 +114,7 @@ def fleet(server: Server, folder: Path, agreeing: int = 0) -> AbstractContextMan
 
 
 def released(folder: Path, *arguments: str) -> Done:
-    done = edgetailor("release", FILE, *arguments, cwd=folder)
-    assert done.code == 0, done.stderr
-    return done
+    return edgetailor("release", FILE, *arguments, cwd=folder).succeeded()
 
 
 def shown(folder: Path) -> dict[str, Any]:

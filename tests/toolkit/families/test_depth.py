@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import eager
 import oracles
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from exporters.recording.capture import capture
@@ -92,9 +93,7 @@ def test_a_round_beside_the_whole_model(seed: int, tmp_path: Path) -> None:
         twin.load_state_dict({n: old[n].float() for n in oracles.state_of(twin)}, strict=False)
         updates.append((oracles.train_full(twin, device, PLAN), 20.0))
         bundle = tmp_path / f"bundle-{number}"
-        bundle.mkdir()
-        for name, data in federation.bundle(spec).items():
-            (bundle / name).write_bytes(data)
+        write_folder(bundle, federation.bundle(spec))
         files.append(tmp_path / f"update-{number}")
         train_bundle(bundle, (x, device.y), files[-1], threads=1, seed=number)
     federation.fold(map(read_update, files))

@@ -1,7 +1,6 @@
 """Specs are known without torch, and any family that exchanges layers combines with `slice`."""
 
 import pkgutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from commands import run_code
 from refusals import refused
 from toolkit import families
 from toolkit.families import check_spec, family_named, recovering_family
@@ -113,8 +113,8 @@ def test_a_wrong_spec_is_refused_without_torch(text: str, code: str, suggestion:
         "assert 'torch' not in sys.modules\n"
         "assert time.process_time() < 1\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_code(script)
+    assert (done.code, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{code} ")
     assert suggestion in done.stdout
 

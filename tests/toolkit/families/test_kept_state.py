@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import eager
 import oracles
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from kept_state import CLASSES, KEEPING, between_layers
@@ -73,9 +74,7 @@ def test_a_round_averages_what_models_keep(seed: int, tmp_path: Path) -> None:
     ]
     for device, spec in zip(devices, ("full", "slice:2"), strict=True):
         bundle = tmp_path / spec.replace(":", "-")
-        bundle.mkdir()
-        for name, data in federation.bundle(spec).items():
-            (bundle / name).write_bytes(data)
+        write_folder(bundle, federation.bundle(spec))
         np.savez(bundle / "data.npz", x=device.x, y=device.y)
         train_bundle(
             bundle, str(bundle / "data.npz"), bundle / "update", threads=1, seed=device.seed

@@ -107,9 +107,8 @@ def test_a_residual_block_that_writes_in_place_is_sliced() -> None:
 def test_layers_with_hooks_stay_dense(kind: str) -> None:
     model = Net()
     getattr(model.b, kind)(lambda *given: (given[-1][0] if "pre" in kind else given[-1]) * 3)
-    with refused("spec.nothing-smaller") as caught:
+    with refused("spec.nothing-smaller", "b: it has hooks"):
         split(model, "low-rank:0.3,keep=1", (6,))
-    assert "b: it has hooks" in str(caught.value)
     assert_right(model, "full")
 
 
@@ -124,9 +123,8 @@ class Mixed(torch.autograd.Function):
 
 
 def test_a_custom_backward_pass_that_mixes_elements_is_refused() -> None:
-    with refused("model.custom-gradient") as caught:
+    with refused("model.custom-gradient", "test_odd_models.py, line"):
         split(Net(lambda _, y: Mixed.apply(y)), "full", (6,))
-    assert "test_odd_models.py, line" in str(caught.value)
 
 
 def test_an_autocast_does_not_change_the_recording() -> None:
@@ -139,9 +137,8 @@ def test_an_autocast_does_not_change_the_recording() -> None:
 
 def test_the_norm_limit_of_an_embedding_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Flatten(), nn.Linear(24, C))
-    with refused("model.writes-own-tensor", tensor="0.weight") as caught:
+    with refused("model.writes-own-tensor", "remove max_norm", tensor="0.weight"):
         split(model, "full", (3,))
-    assert "remove max_norm" in str(caught.value)
 
 
 def test_weight_norm() -> None:
@@ -258,9 +255,8 @@ def test_names_that_a_recorded_model_cannot_have_are_refused(name: str) -> None:
 
 
 def test_samples_too_large_for_this_machine_are_refused() -> None:
-    with refused("model.cannot-record", shape=[10**15 - 1]) as caught:
+    with refused("model.cannot-record", "allocate memory", shape=[10**15 - 1]):
         split(nn.Linear(6, C), "full", (10**15 - 1,))
-    assert "allocate memory" in str(caught.value)
 
 
 class Twice(nn.Module):
@@ -299,9 +295,8 @@ def test_a_decimal_is_a_capacity_even_where_a_module_is_called_so() -> None:
 def test_layers_of_zeros_stay_dense() -> None:
     model = Net()
     nn.init.zeros_(model.b.weight)
-    with refused("spec.nothing-smaller") as caught:
+    with refused("spec.nothing-smaller", "b: its weights are zero"):
         split(model, "low-rank:0.3,keep=1", (6,))
-    assert "b: its weights are zero" in str(caught.value)
 
 
 def test_a_batch_norm_called_twice() -> None:

@@ -17,6 +17,7 @@ from command_models import TINY
 from commands import edgetailor
 from device_agent.data.local_data import load_data
 from device_agent.federation.fleet_status import lines
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.bundle import open_bundle
 from device_agent.formats.evaluation_counts import EvaluationRequest, LocalEvaluation
 from device_agent.formats.label_rule import LabelRule
@@ -66,13 +67,6 @@ def local_data(seed: int, folder: Path) -> tuple[Device, str]:
     return Device(x, y, seed=5), str(folder / "data.npz")
 
 
-def written(fleet: Federation, spec: str, folder: Path) -> Path:
-    folder.mkdir()
-    for name, data in fleet.bundle(spec).items():
-        (folder / name).write_bytes(data)
-    return folder
-
-
 def round_of(model: nn.Module, device: Device, dtype: torch.dtype = torch.float64) -> oracles.State:
     model = copy.deepcopy(model).to(dtype).train()
     first = [p.detach().clone() for p in model.parameters()]
@@ -103,7 +97,8 @@ def test_a_round_of_a_regression(seed: int, tmp_path: Path) -> None:
         if settled(fleet.module, device):
             break
     expected, before = round_of(fleet.module, device), loss_of(fleet.module, device)
-    bundle = written(fleet, "full", tmp_path / "bundle")
+    bundle = tmp_path / "bundle"
+    write_folder(bundle, fleet.bundle("full"))
     judged = evaluate_bundle(bundle, data, threads=1)
     assert (judged.samples, judged.correct) == (SAMPLES, None)
     assert judged.loss == pytest.approx(before, rel=1e-5)
@@ -145,7 +140,8 @@ def test_a_slice_judges_on_its_recordings(seed: int, tmp_path: Path) -> None:
     device, _ = local_data(seed, tmp_path)
     y = np.random.default_rng(seed).integers(CLASSES, size=SAMPLES)
     np.savez(tmp_path / "classes.npz", x=device.x, y=y)
-    bundle = written(fleet, "slice:residual", tmp_path / "bundle")
+    bundle = tmp_path / "bundle"
+    write_folder(bundle, fleet.bundle("slice:residual"))
     judged = evaluate_bundle(bundle, str(tmp_path / "classes.npz"), threads=1)
     with torch.no_grad():
         logits = fleet.module.eval()(torch.from_numpy(device.x))

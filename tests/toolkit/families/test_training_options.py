@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import eager
 import oracles
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from edgetailor import Federation, TrainingConfig, split
 from models_for_tests import CLASSES, INPUT_SHAPE
@@ -58,9 +59,7 @@ def test_a_round_without_statistics_and_absent_classes(seed: int, tmp_path: Path
     fleet.model.load_into(fleet.module)
     first, expected = oracles.state_of(fleet.module), masked_round(fleet.module, device)
     bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    for name, data in fleet.bundle("full").items():
-        (bundle / name).write_bytes(data)
+    write_folder(bundle, fleet.bundle("full"))
     np.savez(tmp_path / "data.npz", x=device.x, y=device.y)
     data_file = str(tmp_path / "data.npz")
     train_bundle(bundle, data_file, tmp_path / "update", threads=1, seed=device.seed)
@@ -102,11 +101,9 @@ def test_a_round_of_steps(spec: str, steps: int, seed: int, tmp_path: Path) -> N
     )
     fleet = Federation("models_for_tests:smooth_cnn", INPUT_SHAPE, training, seed=seed)
     device = local_data(seed)
-    for name, data in fleet.bundle(spec).items():
-        (tmp_path / name).write_bytes(data)
-    trained = train_bundle(
-        tmp_path, (device.x, device.y), tmp_path / "update", threads=1, seed=device.seed
-    )
+    write_folder(tmp_path / "bundle", fleet.bundle(spec))
+    data, out = (device.x, device.y), tmp_path / "update"
+    trained = train_bundle(tmp_path / "bundle", data, out, threads=1, seed=device.seed)
     assert trained.record.steps == steps
     model = fleet.module
     assert isinstance(model, nn.Sequential)

@@ -86,9 +86,8 @@ def test_a_time_counts_beyond_its_spread(median_s: float, spread: float, verdict
     comparison = compare(full(), times(median_s, spread), 0.05)
     assert [change.verdict for change in comparison.changes] == ["same", verdict, "same", "same"]
     if verdict == "worse":
-        with refused("report.regression", submodel="full") as caught:
+        with refused("report.regression", "training step", submodel="full"):
             require_no_regression(comparison)
-        assert "training step" in str(caught.value)
     else:
         require_no_regression(comparison)
 
@@ -129,9 +128,8 @@ def test_what_is_surely_worse_goes_ahead_of_what_may_be() -> None:
     after = msgspec.structs.replace(
         full(), phases=(forward, train), validity=Validity(unstable=("train",))
     )
-    with refused("report.regression", submodel="full", allowed=0.05) as caught:
+    with refused("report.regression", "forward pass +20.0% time", submodel="full", allowed=0.05):
         require_no_regression(compare(full(), after, 0.05))
-    assert "forward pass +20.0% time" in str(caught.value)
 
 
 def test_folders_of_profiles_are_compared_by_medians_of_medians(tmp_path: Path) -> None:
@@ -158,9 +156,8 @@ def test_times_of_nothing_have_no_share() -> None:
 def test_memory_that_grew_fails(tmp_path: Path) -> None:
     comparison = compare(full(), full(1.2, 0.0), 0.05)
     assert comparison.changes[3].verdict == "worse"
-    with refused("report.regression") as caught:
+    with refused("report.regression", "training step +10.0% peak memory"):
         require_no_regression(comparison)
-    assert "training step +10.0% peak memory" in str(caught.value)
 
 
 def test_other_machines_are_refused_unless_told(tmp_path: Path) -> None:
@@ -171,8 +168,7 @@ def test_other_machines_are_refused_unless_told(tmp_path: Path) -> None:
         "The profiles are of different machines: model (Raspberry Pi 4 Model B Rev 1.4 and "
         "Raspberry Pi 5 Model B Rev 1.0). Measure both on one"
     )
-    done = edgetailor("report", "diff", *files, "--other-machine", cwd=tmp_path)
-    assert done.code == 0
+    done = edgetailor("report", "diff", *files, "--other-machine", cwd=tmp_path).succeeded()
     assert done.stdout.endswith(
         "note: other model (Raspberry Pi 4 Model B Rev 1.4 and Raspberry Pi 5 Model B Rev 1.0)\n"
     )
@@ -189,9 +185,8 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     said = refusal(edgetailor("report", "diff", *saved(tmp_path, full(), sliced()), cwd=tmp_path))
     assert "The profiles must be of the same bundle; these are of full" in said
     hot = msgspec.structs.replace(full(), validity=Validity(invalid=("throttled during train",)))
-    with refused("measurement.throttled") as caught:
+    with refused("measurement.throttled", "(throttled during train"):
         compare(full(), hot, 0.05)
-    assert "(throttled during train" in str(caught.value)
     for wrong in ("5", "-1%", "many%", "nan%"):
         files = saved(tmp_path, full(), full())
         done = edgetailor("report", "diff", *files, f"--max-regression={wrong}", cwd=tmp_path)

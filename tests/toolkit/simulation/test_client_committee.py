@@ -6,50 +6,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 
-from bundles import samples, tiny_cnn
+from bundles import tiny_cnn
 from device_agent.training.batching import held_out
+from simulated_runs import TINY_FLEET, Models, run_tiny_fleet
 from toolkit.aggregation.committee import DISAGREES, REJECTED, Committee
 from toolkit.simulation.judging.client_committee import ClientCommittee
-from toolkit.simulation.results import RoundResult, RunFolder
+from toolkit.simulation.results import RoundResult
 from toolkit.simulation.rounds import Simulation
-from toolkit.simulation.simulate import in_process, prepare, simulate
-from toolkit.simulation.simulation_config import load_simulation
+from toolkit.simulation.simulate import in_process, simulate
 
 CLIENTS, SHARE = 6, 0.25
 HOSTILE = 'hostile = {attack = "scale", count = 2, strength = 50}'
-FILE = """
-model = "bundles:tiny_cnn"
-input_shape = [1, 6, 6]
-rounds = 2
-
-[training]
-batch_size = 8
-learning_rate = 0.05
-
+FILE = f"""{TINY_FLEET}
 [aggregation]
 bounds = false
 judge = false
 
 [evaluation]
-share = 0.25
-committee = {members}
+share = {SHARE}
+committee = {{members}}
 
 [simulation]
 data = "local.npz"
-{hostile}
-
-[[devices]]
-name = "phone"
-submodel = "full"
-count = 4
-
-[[devices]]
-name = "board"
-submodel = "slice:classifier"
-count = 2
+{{hostile}}
 """
 
 
@@ -70,21 +51,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Committee, frozenset[in
 
 def run(
     folder: Path, members: int | None = CLIENTS, hostile: str = ""
-) -> tuple[list[RoundResult], list[Mapping[str, torch.Tensor]], Simulation]:
-    """The results, and the models from the first one on."""
+) -> tuple[list[RoundResult], Models, Simulation]:
     folder.mkdir()
-    x, y = samples(240, 3)
-    np.savez(folder / "local.npz", x=x, y=y)
     text = FILE.format(members=members, hostile=hostile)
-    text = text.replace("committee = None\n", "")
-    (folder / "fleet.toml").write_text(text)
-    first = prepare(load_simulation(folder / "fleet.toml"), RunFolder(folder / "other"))
-    models: list[Mapping[str, torch.Tensor]] = [dict(first.federation.model.tensors)]
-
-    def keep(result: RoundResult) -> None:
-        models.append(load_file(folder / "out" / "state" / f"model-{result.round}"))
-
-    return simulate(folder / "fleet.toml", folder / "out", on_round=keep), models, first
+    return run_tiny_fleet(folder, text.replace("committee = None\n", ""))
 
 
 def loss(state: Mapping[str, torch.Tensor], data: tuple[np.ndarray, np.ndarray]) -> float:

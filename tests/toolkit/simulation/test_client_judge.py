@@ -9,14 +9,13 @@ from msgspec.structs import replace
 
 from device_agent.formats.protocol.fleet import Limited
 from models_for_tests import CLASSES, INPUT_SHAPE
-from simulated_runs import Elsewhere, outcome
-from toolkit.aggregation.aggregate import Received, aggregate
+from simulated_runs import Elsewhere, Sent, outcome
+from toolkit.aggregation.aggregate import aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy
 from toolkit.aggregation.limits.reference import Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import limited_update
 from toolkit.aggregation.model_judge import JUDGED, Verdict
 from toolkit.simulation import simulate
-from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.judging import client_judge
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulation_config import load_simulation
@@ -51,25 +50,6 @@ def file(tmp_path: Path, seed: int) -> Path:
         count = {CLIENTS}"""
     )
     return tmp_path / "fleet.toml"
-
-
-Sent = dict[tuple[int, int], Received]
-"""Updates by round and client."""
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """Every update that is sent from now on."""
-    sent: Sent = {}
-    train = ChunkTrainer._update
-
-    def training(self: ChunkTrainer, spec: str, client: object, result: object) -> Received:
-        update = train(self, spec, client, result)  # type: ignore[arg-type]
-        sent[self.round, client.number] = update  # type: ignore[attr-defined]
-        return update
-
-    monkeypatch.setattr(ChunkTrainer, "_update", training)
-    return sent
 
 
 def test_the_model_is_that_of_the_honest_clients(file: Path, tmp_path: Path, sent: Sent) -> None:

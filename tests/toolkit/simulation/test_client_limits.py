@@ -2,17 +2,15 @@
 rounds, in every engine and after a restart."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from simulated_runs import Elsewhere, fleet_file, outcome
-from toolkit.aggregation.aggregate import Received, aggregate
+from simulated_runs import Elsewhere, Sent, fleet_file, outcome
+from toolkit.aggregation.aggregate import aggregate
 from toolkit.aggregation.limits.reference import Reference, RoundLimits
 from toolkit.aggregation.limits.update_limits import figures
 from toolkit.simulation import simulate
-from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulation_config import load_simulation
 
@@ -29,22 +27,14 @@ def file(tmp_path: Path, seed: int) -> Path:
 
 
 def test_the_limits_are_those_of_aggregate_round_after_round(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, sent: Sent
 ) -> None:
-    sent: list[Received] = []
-    train = ChunkTrainer._update
-
-    def training(self: ChunkTrainer, *given: Any) -> Received:
-        sent.append(train(self, *given))
-        return sent[-1]
-
     first = simulate.prepare(load_simulation(file), RunFolder(tmp_path / "new"))
-    monkeypatch.setattr(ChunkTrainer, "_update", training)
     history = simulate.simulate(file, tmp_path / "out")
     model, policy, reference = first.federation.model, first.federation.policy, Reference()
-    for number, result in enumerate(history):
-        updates = sent[number * CLIENTS : (number + 1) * CLIENTS]
-        if not number:
+    for result in history:
+        updates = [update for (round_, _), update in sent.items() if round_ == result.round]
+        if result.round == 1:
             reference = reference.completed([figures(u, model, policy) for u in updates])
         limits = RoundLimits(reference)
         model = aggregate(model, updates, policy, limits=limits)

@@ -167,8 +167,7 @@ def test_the_command(seed: int, tmp_path: Path, missing: str, column: str) -> No
     runs = ["a-long-name-of-a-run-0", "a-long-name-of-a-run-1"]
     for number, name in enumerate(runs):
         write_run(tmp_path / name, settings(number), random_history(draw, **{missing: None}))
-    shown = edgetailor("compare", *runs, "--curves", "curves.png", cwd=tmp_path)
-    assert shown.code == 0, shown.stderr
+    shown = edgetailor("compare", *runs, "--curves", "curves.png", cwd=tmp_path).succeeded()
     head, row, _, *needs = shown.stdout.splitlines()
     columns = ["run", "seeds", "final", "best", "sent", "time"]
     columns.insert(4 if column == "own" else 6, column)

@@ -16,7 +16,7 @@ import pytest
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from parameters import long_one
 from refusals import refused
-from simulated_runs import Elsewhere, outcome
+from simulated_runs import Elsewhere, kinds_of, outcome
 from toolkit.simulation import chunks, simulate
 from toolkit.simulation.chunks import Chunk, shared_out
 from toolkit.simulation.engines import ray_actors
@@ -60,10 +60,6 @@ def configured(
     x[draw.choice(200, large, replace=False)] = 1e30
     np.savez(folder / "data.npz", x=x, y=draw.integers(CLASSES, size=200))
     np.savez(folder / "held.npz", x=x[:20].clip(-9, 9), y=draw.integers(CLASSES, size=20))
-    kinds = "".join(
-        f'[[devices]]\nname = "kind-{number}"\nsubmodel = "{spec}"\ncount = {each}\n'
-        for number, spec in enumerate(specs)
-    )
     (folder / "fleet.toml").write_text(
         f"""
         model = "models_for_tests:smooth_cnn"
@@ -80,7 +76,7 @@ def configured(
         validation = 0.2
         seed = {seed % 1000}
         {options}
-        {kinds}"""
+        {kinds_of(specs, each)}"""
     )
     return folder / "fleet.toml"
 
@@ -143,9 +139,8 @@ def test_workers_that_end_in_a_round(
     monkeypatch.setattr(RunFolder, "keep_personal", keeping)
     # Two chunks are ahead, so that one is left when the workers are gone.
     monkeypatch.setattr("toolkit.simulation.engines.engine.AHEAD", 1)
-    with refused("simulation.worker-died", round=ROUNDS) as error:
+    with refused("simulation.worker-died", "run the same command again", round=ROUNDS):
         simulate.simulate(file, tmp_path / "killed", workers=2, engine=engine)
-    assert "run the same command again" in str(error.value)
     came = simulate.simulate(file, tmp_path / "killed", workers=3, engine=engine)
     assert outcome(came, tmp_path / "killed") == outcome(expected, tmp_path / "whole")
 

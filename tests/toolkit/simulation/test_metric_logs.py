@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from rich.console import Console
 
+from bundles import write_noise
 from commands import edgetailor, refusal
 from device_agent.formats.protocol.fleet import HeldOutFigures
 from log_messages import logged
@@ -26,9 +26,7 @@ KEYS = set(RoundResult.__struct_fields__) - {"round", "held_out", "devices"}
 
 @pytest.fixture
 def file(seed: int, tmp_path: Path) -> Path:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(60, *INPUT_SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=60))
+    write_noise(tmp_path / "data.npz", 60, seed, INPUT_SHAPE, CLASSES)
     (tmp_path / "fleet.toml").write_text(f"""
         model = "models_for_tests:relu_cnn"
         input_shape = {list(INPUT_SHAPE)}
@@ -142,8 +140,7 @@ def test_a_run_that_fails_and_a_store_that_is_missing(
 
 @pytest.mark.logs
 def test_the_option(file: Path, tmp_path: Path) -> None:
-    done = edgetailor("simulate", file, "--log", "tensorboard", cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    edgetailor("simulate", file, "--log", "tensorboard", cwd=tmp_path).succeeded()
     check_tensorboard(tmp_path / "fleet")
 
 

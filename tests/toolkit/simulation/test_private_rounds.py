@@ -3,21 +3,19 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from profiles.errors import InputError
 from refusals import refused
-from simulated_runs import Elsewhere, fleet_file, outcome
+from simulated_runs import Elsewhere, Sent, fleet_file, outcome
 from toolkit.aggregation.aggregate import Received
 from toolkit.aggregation.federation import Federation
 from toolkit.aggregation.privacy.clipped_changes import add_clipped
 from toolkit.aggregation.recover import recover
 from toolkit.aggregation.running_aggregation import Aggregation
 from toolkit.simulation import chunks, simulate
-from toolkit.simulation.chunks import ChunkTrainer
 from toolkit.simulation.client_selection import ClientSelection
 from toolkit.simulation.results import RunFolder
 from toolkit.simulation.simulation_config import load_simulation
@@ -102,16 +100,8 @@ def oracle(
 
 
 def test_a_round_is_that_of_numpy(
-    file: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, sent: Sent
 ) -> None:
-    sent: list[Received] = []
-    train = ChunkTrainer._update
-
-    def training(self: ChunkTrainer, *given: Any) -> Received:
-        sent.append(train(self, *given))
-        return sent[-1]
-
-    monkeypatch.setattr(ChunkTrainer, "_update", training)
     simulation = simulate.prepare(load_simulation(file), RunFolder(tmp_path / "new"))
     before = simulation.federation.save()
     # Twice as many clients as expected come, which must not change the denominators.
@@ -121,7 +111,7 @@ def test_a_round_is_that_of_numpy(
     history = simulate.simulate(file, tmp_path / "out", rounds=1)
     assert [result.clients for result in history] == [EACH * len(KINDS)]
     simulation.federation.load(before)
-    wanted = oracle(sent, simulation.federation, seed, 1)
+    wanted = oracle([*sent.values()], simulation.federation, seed, 1)
     simulation.federation.load((tmp_path / "out" / "global.safetensors").read_bytes())
     for name, value in simulation.federation.model.tensors.items():
         if "running" not in name and "num_batches" not in name:

@@ -12,6 +12,7 @@ import oracles
 from device_agent.training import batching
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
+from simulated_runs import kinds_of
 from toolkit.coordinator.federation_file.simulation_table import SimulationTable
 from toolkit.simulation.client_selection import ClientSelection
 from toolkit.simulation.results import RoundResult, RunFolder
@@ -28,11 +29,6 @@ def configured(folder: Path, seed: int, options: str, specs: tuple[str, ...] = (
     labels = draw.integers(CLASSES, size=120)
     x = draw.normal(labels[:, None, None, None] / CLASSES, 1, (120, *INPUT_SHAPE))
     np.savez(folder / "data.npz", x=x.astype(np.float32), y=labels)
-    each = CLIENTS // len(specs)
-    kinds = "".join(
-        f'[[devices]]\nname = "kind-{number}"\nsubmodel = "{spec}"\ncount = {each}\n'
-        for number, spec in enumerate(specs)
-    )
     (folder / "fleet.toml").write_text(
         f"""
         model = "models_for_tests:smooth_cnn"
@@ -48,7 +44,7 @@ def configured(folder: Path, seed: int, options: str, specs: tuple[str, ...] = (
         data = "data.npz"
         seed = {seed % 1000}
         {options}
-        {kinds}"""
+        {kinds_of(specs, CLIENTS // len(specs))}"""
     )
     return folder / "fleet.toml"
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
+from bundles import write_noise
 from commands import LIMIT_S, ROOT, command, edgetailor, environment, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import half_quick, long_one
 from refusals import refused
+from simulated_runs import without_times
 from toolkit.aggregation.limits.reference import Reference
 from toolkit.simulation import results
 from toolkit.simulation import simulate as simulation
@@ -46,9 +47,7 @@ count = 4
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(60, *INPUT_SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=60))
+    write_noise(tmp_path / "data.npz", 60, 0, INPUT_SHAPE, CLASSES)
     (tmp_path / "fleet.toml").write_text(TEXT)
     return tmp_path / "fleet.toml"
 
@@ -57,13 +56,6 @@ def changed(file: Path, before: str, after: str) -> Path:
     assert before in TEXT
     file.write_text(TEXT.replace(before, after))
     return file
-
-
-def without_times(history: list[RoundResult]) -> list[dict[str, object]]:
-    return [
-        {key: getattr(result, key) for key in RoundResult.__struct_fields__ if key != "seconds"}
-        for result in history
-    ]
 
 
 def state_of(folder: Path) -> dict[str, bytes]:
@@ -182,12 +174,10 @@ def test_a_killed_process_continues(file: Path, tmp_path: Path) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < limit, "workers are left"
         time.sleep(0.01)
-    done = edgetailor(*arguments, cwd=tmp_path)
-    assert done.code == 0, done.stderr
+    done = edgetailor(*arguments, cwd=tmp_path).succeeded()
     assert "Continuing after round" in done.stderr
     assert done.stdout.startswith(f"{tmp_path / 'killed'}: 3 rounds, accuracy ")
-    whole = edgetailor("simulate", file, "--out", "whole", cwd=tmp_path)
-    assert whole.code == 0, whole.stderr
+    edgetailor("simulate", file, "--out", "whole", cwd=tmp_path).succeeded()
     assert state_of(tmp_path / "killed") == state_of(tmp_path / "whole")
     lines = (tmp_path / "whole" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3]
@@ -240,9 +230,7 @@ def test_more_rounds_continue_a_finished_simulation(file: Path, tmp_path: Path) 
     "judge", half_quick(["held_out = 'others.npz'", "[evaluation]\nshare = 0.3"])
 )
 def test_rounds_end_if_models_do_not_improve(file: Path, tmp_path: Path, judge: str) -> None:
-    draw = np.random.default_rng(1)
-    x = draw.normal(size=(40, *INPUT_SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "others.npz", x=x, y=draw.integers(CLASSES, size=40))
+    write_noise(tmp_path / "others.npz", 40, 1, INPUT_SHAPE, CLASSES)
     endless = TEXT.replace("rounds = 3", 'rounds = "endless"').replace(PFEDME, "full")
     endless = endless.replace("[training]", f"{judge}\n[training]\nlearning_rate = 0.2")
     file.write_text(endless)

@@ -20,10 +20,12 @@ from torch import Tensor
 
 import oracles
 from commands import ROOT, command, edgetailor, environment
+from device_agent.formats.atomic_files import write_folder
 from device_agent.formats.update import read_update
 from models_for_tests import CLASSES, INPUT_SHAPE, smooth_cnn
 from oracles import Device, Plan, State
 from parameters import long_one
+from simulated_runs import kinds_of
 from toolkit.aggregation.federation import Federation
 from toolkit.coordinator.federation_setup import federation
 from toolkit.factorization import cp_decomposition
@@ -56,10 +58,6 @@ def configured(folder: Path, specs: tuple[str, ...], seed: int, rounds: int = RO
     labels = draw.integers(CLASSES, size=200)
     x = draw.normal(labels[:, None, None, None] / CLASSES, 1, (200, *INPUT_SHAPE))
     np.savez(folder / "data.npz", x=x.astype(np.float32), y=labels)
-    kinds = "".join(
-        f'[[devices]]\nname = "kind-{number}"\nsubmodel = "{spec}"\n'
-        for number, spec in enumerate(specs)
-    )
     (folder / "fleet.toml").write_text(
         f"""
         model = "models_for_tests:smooth_cnn"
@@ -80,7 +78,7 @@ def configured(folder: Path, specs: tuple[str, ...], seed: int, rounds: int = RO
         partition = "dirichlet"
         alpha = 5
         seed = {seed % 1000}
-        {kinds}"""
+        {kinds_of(specs)}"""
     )
     return folder / "fleet.toml"
 
@@ -166,9 +164,7 @@ def test_agents_on_exported_bundles(
 
 
 def written(agents: Federation, spec: str, round_: int, folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name, data in agents.bundle(spec, round_).items():
-        (folder / name).write_bytes(data)
+    write_folder(folder, agents.bundle(spec, round_))
     return folder
 
 

@@ -7,34 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sklearn.metrics import confusion_matrix
 from torch import nn
 from torch.nn import functional
 
-from bundles import CLASSES, samples, tiny_cnn
+from bundles import CLASSES, tiny_cnn
 from device_agent.data.local_data import LocalData
 from device_agent.formats.evaluation_counts import EvaluationRequest, LocalEvaluation
 from device_agent.formats.label_rule import IGNORED
 from device_agent.training.batching import held_out
 from edgetailor import TrainingConfig, split
+from simulated_runs import TINY_FLEET, run_tiny_fleet
 from toolkit.simulation.logged_figures import logged as logged_figures
-from toolkit.simulation.results import RoundResult, RunFolder
-from toolkit.simulation.simulate import prepare, simulate
-from toolkit.simulation.simulation_config import load_simulation
+from toolkit.simulation.results import RoundResult
+from toolkit.simulation.simulate import simulate
 from toolkit.simulation.torch_executor import TorchExecutor
 from toolkit.submodels.global_model import from_model
 
 CLIENTS, SHARE = 6, 0.25
-FILE = f"""
-model = "bundles:tiny_cnn"
-input_shape = [1, 6, 6]
-rounds = 2
-
-[training]
-batch_size = 8
-learning_rate = 0.05
-
+FILE = f"""{TINY_FLEET}
 [evaluation]
 share = {SHARE}
 by_class = true
@@ -43,16 +34,6 @@ by_class = true
 data = "local.npz"
 partition = "dirichlet"
 alpha = 0.3
-
-[[devices]]
-name = "phone"
-submodel = "full"
-count = 4
-
-[[devices]]
-name = "board"
-submodel = "slice:classifier"
-count = 2
 """
 
 
@@ -73,16 +54,7 @@ def check_held_out(
 
 def test_figures_are_those_of_pooled_samples(tmp_path: Path) -> None:
     """Round 1 judges the initial model, round 2 that of round 1."""
-    x, y = samples(240, 3)
-    np.savez(tmp_path / "local.npz", x=x, y=y)
-    (tmp_path / "fleet.toml").write_text(FILE)
-    prepared = prepare(load_simulation(tmp_path / "fleet.toml"), RunFolder(tmp_path / "other"))
-    received = [dict(prepared.federation.model.tensors)]
-
-    def keep(result: RoundResult) -> None:
-        received.append(load_file(tmp_path / "out" / "state" / f"model-{result.round}"))
-
-    results = simulate(tmp_path / "fleet.toml", tmp_path / "out", on_round=keep)
+    results, received, prepared = run_tiny_fleet(tmp_path, FILE)
     for result, state in zip(results, received[:2], strict=True):
         model = tiny_cnn()
         model.load_state_dict({name: state[name] for name in model.state_dict()})

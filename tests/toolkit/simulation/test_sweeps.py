@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import commands
+from bundles import write_noise
 from commands import edgetailor, refusal
 from models_for_tests import CLASSES, INPUT_SHAPE
 from profiles.errors import InputError
@@ -51,9 +52,7 @@ count = 2
 
 @pytest.fixture
 def file(tmp_path: Path, seed: int) -> Path:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(40, *INPUT_SHAPE)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=draw.integers(CLASSES, size=40))
+    write_noise(tmp_path / "data.npz", 40, seed, INPUT_SHAPE, CLASSES)
     (tmp_path / "fleet.toml").write_text(TEXT)
     return tmp_path / "fleet.toml"
 

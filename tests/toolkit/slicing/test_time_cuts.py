@@ -199,9 +199,8 @@ def test_an_lstm_that_cannot_be_cut_along_time(name: str) -> None:
     lstm, read, skip, code, words = REFUSED[name]
     model = Sequence(lstm, read)
     model(torch.zeros(2, 5, 3))
-    with refused(code, spec=f"slice:lstm,skip={skip}") as caught:
+    with refused(code, words, spec=f"slice:lstm,skip={skip}"):
         split(model, f"slice:lstm,skip={skip}", (5, 3))
-    assert words in str(caught.value)
 
 
 def test_skip_needs_the_name_of_an_lstm() -> None:

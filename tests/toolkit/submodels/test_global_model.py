@@ -45,9 +45,8 @@ def test_names_with_a_bar_elsewhere_are_read_back() -> None:
 
 
 def test_a_kept_factor_without_a_key() -> None:
-    with refused("model.invalid-kept-factor", file="w.st", tensor="kept|conv") as caught:
+    with refused("model.invalid-kept-factor", "kept|KEY|TENSOR", file="w.st", tensor="kept|conv"):
         from_bytes(save({"kept|conv": torch.ones(2)}), "w.st")
-    assert "kept|KEY|TENSOR" in str(caught.value)
 
 
 @pytest.mark.parametrize(

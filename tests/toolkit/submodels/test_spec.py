@@ -114,21 +114,18 @@ def test_the_top_of_a_range_belongs_to_it() -> None:
 @pytest.mark.parametrize("name", ["keep", "decay"])
 def test_options_that_are_no_usable_numbers_are_refused(name: str, value: str) -> None:
     text = f"low-rank:0.5,{name}={value}"
-    with refused("spec.invalid-option", spec=text, option=name, value=value) as caught:
+    with refused("spec.invalid-option", "of at least 0", spec=text, option=name, value=value):
         LOW_RANK.check(parse_spec(text))
-    assert "of at least 0" in str(caught.value)
 
 
 def test_options_have_defaults_and_whole_numbers_are_whole() -> None:
     spec = parse_spec("low-rank:0.5,keep=2.5,decay=3.0")
     assert LOW_RANK.whole_number(spec, "steps", 7) == 7
     assert LOW_RANK.number(spec, "decay", 1) == 3
-    with refused("spec.invalid-option", option="keep", value="2.5") as caught:
+    with refused("spec.invalid-option", "whole number", option="keep", value="2.5"):
         LOW_RANK.whole_number(spec, "keep", 1)
-    assert "whole number" in str(caught.value)
-    with refused("spec.invalid-option", option="steps", value="0") as caught:
+    with refused("spec.invalid-option", "of at least 1", option="steps", value="0"):
         LOW_RANK.check(parse_spec("low-rank:0.5,steps=0"))
-    assert "of at least 1" in str(caught.value)
 
 
 def test_unknown_options_and_sizes_that_are_not_taken_are_refused() -> None:
@@ -146,6 +143,5 @@ def test_an_option_of_words() -> None:
     form = SpecForm("cp", "cp", "", None, (Choice("start", ("kept", "aggregate")),))
     assert form.choice(parse_spec("cp"), "start") == "kept"
     assert form.choice(parse_spec("cp,start=aggregate"), "start") == "aggregate"
-    with refused("spec.invalid-option", option="start", value="new") as caught:
+    with refused("spec.invalid-option", "one of kept, aggregate", option="start", value="new"):
         form.check(parse_spec("cp,start=new"))
-    assert "one of kept, aggregate" in str(caught.value)

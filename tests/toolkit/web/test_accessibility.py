@@ -4,29 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from phones import Phone, fleet, samples
+from phones import Phone, assert_accessible_page, fleet, samples
 
 pytestmark = pytest.mark.web
 
-AXE = Path(__file__).resolve().parents[3] / "toolkit/web/node_modules/axe-core/axe.min.js"
 DIGITS = {"model": "toolkit.models:digits_cnn", "shape": (1, 8, 8), "classes": 10}
 SAME = {"EdgeTailor", "Pause", "Training"}
 """Words that German shares with English."""
-SIZES = [(320, 640), (360, 740), (1280, 800)]
 
 
 def assert_accessible(phone: Phone, view: str) -> None:
-    page = phone.page
-    for width, height in SIZES:
-        for scheme in ("light", "dark"):
-            page.set_viewport_size({"width": width, "height": height})
-            page.emulate_media(color_scheme=scheme)
-            page.evaluate(AXE.read_text())  # not a script of the page, whose policy forbids it
-            violations = page.evaluate("axe.run().then((result) => result.violations)")
-            where = f"{view}, {width} x {height}, {scheme}"
-            assert not violations, (where, [(v["id"], v["nodes"][0]["html"]) for v in violations])
-            wide = page.evaluate("document.scrollingElement.scrollWidth")
-            assert wide <= width, f"{where}: {wide} pixels wide"
+    assert_accessible_page(phone.page, view, [(320, 640), (360, 740), (1280, 800)])
 
 
 def test_every_view(browser, serve, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The proxy of the documentation in front of the coordinator: a real Caddy, real agents."""
 
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import free_port
 from device_agent.client.coordinator_client import CoordinatorClient
 from device_agent.federation.membership import join
 from vector_fleet import (
@@ -33,10 +33,7 @@ def caddy(folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """The URL of a Caddy with the file of the documentation, for localhost; agents trust it."""
     text = (DOCS / "guides" / "coordinator.md").read_text()
     [block] = re.findall(r"```\n(fleet\.example\.org \{.*?\n\})\n```", text, re.S)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"https://localhost:{port}"
+    url = f"https://localhost:{free_port()}"
     ours = block.replace("fleet.example.org {", f"{url} {{\n tls internal")
     settings = "{\n admin off\n skip_install_trust\n auto_https disable_redirects\n}\n"
     (folder / "Caddyfile").write_text(settings + ours.replace("127.0.0.1:8123", backend))

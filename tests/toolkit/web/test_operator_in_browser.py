@@ -9,14 +9,14 @@ import pytest
 
 from device_agent.federation import membership
 from operators import operator
+from phones import assert_accessible_page
 from toolkit.coordinator.federation_source import FILE
 from toolkit.coordinator.server import Server
 from toolkit.web.built_page import read_page
-from vector_fleet import VectorModel, configured, enrol, running, send_trained, task
+from vector_fleet import VectorModel, configured, enrol, running, send_all, send_trained, task
 
 pytestmark = pytest.mark.web
 
-AXE = Path(__file__).resolve().parents[3] / "toolkit/web/node_modules/axe-core/axe.min.js"
 VIEWS = (
     "login",
     "",
@@ -163,21 +163,11 @@ def test_a_reader_sees_the_role_and_that_tables_scroll(
 
 def test_every_view(page: Any, server: Server, tmp_path: Path) -> None:
     links = enrol(server, tmp_path)
-    for name, link in links.items():
-        send_trained(link, 1, tmp_path / name)
+    send_all(links, 1, tmp_path)
     task(links["board-1"])
     operator(server).act("pause", "desktop-2", "x" * 200)
     for view in VIEWS:
         page.goto(f"{server.url}/operator/{view}")
         for summary in page.locator("summary").all():
             summary.click()
-        for width, height in ((360, 740), (1280, 800)):
-            for scheme in ("light", "dark"):
-                page.set_viewport_size({"width": width, "height": height})
-                page.emulate_media(color_scheme=scheme)
-                page.evaluate(AXE.read_text())
-                found = page.evaluate("axe.run().then((result) => result.violations)")
-                where = f"{view}, {width} x {height}, {scheme}"
-                assert not found, (where, [(v["id"], v["nodes"][0]["html"]) for v in found])
-                wide = page.evaluate("document.scrollingElement.scrollWidth")
-                assert wide <= width, f"{where}: {wide} pixels wide"
+        assert_accessible_page(page, view, [(360, 740), (1280, 800)])

@@ -9,19 +9,13 @@ from PIL import Image
 
 import sample_models
 from device_agent.data.pictures import read_picture
-from device_agent.formats.preprocessing import Images
 from device_agent.formats.update import read_update
 from phones import NativeAgent, Phone, fleet, keep_records, keep_updates, token
+from picture_phones import CLASSES, IMAGES, SHAPE
+from picture_phones import DATA as PICTURES
 
 pytestmark = pytest.mark.web
 
-CLASSES = ("cat", "dog", "owl")
-PICTURES = """[data]
-kind = "images"
-classes = ["cat", "dog", "owl"]
-mean = [0.4, 0.5, 0.6]
-std = [0.2, 0.3, 0.4]"""
-IMAGES = Images(classes=CLASSES, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 SERIES = """[data]
 kind = "series"
 columns = ["ax", "ay", "az", "gx", "gy", "gz"]
@@ -50,7 +44,6 @@ def equal_updates(sent: dict, agent: NativeAgent) -> None:
 def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
     """Lossless ones of several sizes, turned, grey and transparent; chosen class by class."""
     draw = np.random.default_rng(seed)
-    shape = (3, 16, 12)
     modes = ("RGB", "RGBA", "L", "P")
     for number in range(14):
         folder = tmp_path / "pictures" / CLASSES[number % 3]
@@ -66,7 +59,7 @@ def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
         picture = Image.fromarray(values, mode)
         suffix = "webp" if number % 5 == 0 and mode == "RGB" else "png"
         picture.save(folder / f"{number:02}.{suffix}", exif=turned, lossless=True)
-    with serve(*prepared(tmp_path / "c", PICTURES, shape, count=2)) as server:
+    with serve(*prepared(tmp_path / "c", PICTURES, SHAPE, count=2)) as server:
         sent = keep_updates(server)
         agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "pictures")
         agent.start()
@@ -85,7 +78,7 @@ def test_pictures(browser, serve, tmp_path: Path, seed: int) -> None:
         equal_updates(sent, agent)
     model = sample_models.pictures()
     model.load_state_dict({k: torch.from_numpy(v) for k, v in sent["phone", 2].items()})
-    first = read_picture(sorted((tmp_path / "pictures" / "cat").iterdir())[0], IMAGES, shape)
+    first = read_picture(sorted((tmp_path / "pictures" / "cat").iterdir())[0], IMAGES, SHAPE)
     probabilities = model(torch.from_numpy(first)[None]).softmax(1)[0].detach()
     after = phone.view()["predictions"]["after"]
     assert after["name"] == CLASSES[int(probabilities.argmax())]
@@ -106,7 +99,7 @@ def test_predictions_of_other_families(
         (tmp_path / CLASSES[number % 2]).mkdir(exist_ok=True)
         values = draw.integers(256, size=(20, 20, 3), dtype=np.uint8)
         Image.fromarray(values).save(tmp_path / CLASSES[number % 2] / f"{number}.png")
-    toml = prepared(tmp_path / "c", PICTURES, (3, 16, 12), kinds={"phone": spec})
+    toml = prepared(tmp_path / "c", PICTURES, SHAPE, kinds={"phone": spec})
     with serve(*toml) as server:
         phone = Phone.opened(browser, server, "phone")
         phone.join("phone")
@@ -135,7 +128,7 @@ def test_labels_that_a_loss_packs(browser, serve, tmp_path: Path, seed: int, los
         values = draw.integers(256, size=(16, 12, 3), dtype=np.uint8)
         Image.fromarray(values).save(folder / f"{number}.png")
     given = {"count": 2, "training": f'loss = "{loss}"'}
-    toml, folder = prepared(tmp_path / "c", PICTURES, (3, 16, 12), **given)
+    toml, folder = prepared(tmp_path / "c", PICTURES, SHAPE, **given)
     with serve(toml.replace("held_out.npz", str(tmp_path / "pictures")), folder) as server:
         sent = keep_updates(server)
         agent = NativeAgent(server, "phone", tmp_path / "native", tmp_path / "pictures")
@@ -184,7 +177,7 @@ def test_csv_files(browser, serve, tmp_path: Path, seed: int) -> None:
 
 def test_files_that_cannot_be_used(browser, serve, tmp_path: Path) -> None:
     (tmp_path / "no.png").write_bytes(b"no picture")
-    with serve(*prepared(tmp_path / "c", PICTURES, (3, 16, 12))) as server:
+    with serve(*prepared(tmp_path / "c", PICTURES, SHAPE)) as server:
         phone = Phone.opened(browser, server, "phone")
         phone.join("phone")
         dog = picture(tmp_path / "one.png", 1)
@@ -237,7 +230,7 @@ def test_pictures_are_chosen_taken_out_and_added(browser, serve, tmp_path: Path)
     ones = [picture(tmp_path / f"{number}.png", number) for number in range(8)]
     (tmp_path / "again.png").write_bytes(Path(ones[0]).read_bytes())
     (tmp_path / "IMG_7.heic").write_bytes(b"no picture for this browser")
-    toml = prepared(tmp_path / "c", PICTURES, (3, 16, 12), epochs=400)
+    toml = prepared(tmp_path / "c", PICTURES, SHAPE, epochs=400)
     with serve(*toml) as server:
         records = keep_records(server)
         phone = Phone.opened(browser, server, "phone")

@@ -1,11 +1,10 @@
 """Checks that a joining device has its private key and that its clock is right."""
 
-import base64
 from datetime import UTC, datetime
 
 from device_agent.formats.protocol.joining import JoinRequest, join_text
 from device_agent.formats.protocol.problems import SKEWED_CLOCK, USED_JOIN
-from device_agent.formats.signed_work import is_signed
+from device_agent.formats.signed_work import from_base64, is_signed
 from toolkit.coordinator.refusals import RefusalError, forbidden, unusable
 
 CLOCK_SKEW_S = 300
@@ -28,7 +27,7 @@ def check_possession(token: str, request: JoinRequest, now: float) -> bytes:
     Raises:
         RefusalError: 422 for a malformed key, 403 for a wrong signature or clock.
     """
-    key = _decoded(request.public_key)
+    key = from_base64(request.public_key)
     if len(key) != KEY_BYTES:
         raise unusable(
             "The field `public_key` must be {expected_bytes} bytes in base64; it has {bytes}.",
@@ -63,14 +62,6 @@ def used_join() -> RefusalError:
     return forbidden(
         "This join request was used before. Wait a second, and sign a new one.", code=USED_JOIN
     )
-
-
-def _decoded(text: str) -> bytes:
-    """The bytes of base64 `text`. Malformed text gives no bytes, so later checks refuse it."""
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:  # not base64, or not ASCII
-        return b""
 
 
 def _time_text(seconds: float) -> str:

@@ -1,5 +1,6 @@
 """Types of the values in the federation's file: sizes, durations, lines, addresses, choices."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
@@ -16,23 +17,21 @@ SELECTIONS = ("uniform", "data-size", "oldest")
 """The values of `selection` that are not functions of the user."""
 
 
-def _bytes(given: object) -> int:
-    try:
-        return parse_bytes(str(given))  # refuses a bare number: its unit would be a guess
-    except InputError as error:
-        raise ValueError(str(error)) from None
+def _read_by(parse: Callable[[str], float]) -> BeforeValidator:
+    """Read a number with its unit. `parse` refuses a bare number: its unit would be a guess."""
+
+    def read(given: object) -> float:
+        try:
+            return parse(str(given))
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(read)
 
 
-def _seconds(given: object) -> float:
-    try:
-        return parse_duration(str(given))  # also refuses a bare number
-    except InputError as error:
-        raise ValueError(str(error)) from None
-
-
-Size = Annotated[int, Field(ge=1), BeforeValidator(_bytes)]
+Size = Annotated[int, Field(ge=1), _read_by(parse_bytes)]
 """Bytes, written like "256MB"."""
-Span = Annotated[float, Field(gt=0), BeforeValidator(_seconds)]
+Span = Annotated[float, Field(gt=0), _read_by(parse_duration)]
 """Seconds, written like "7d"."""
 
 

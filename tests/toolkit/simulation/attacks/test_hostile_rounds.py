@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from models_for_tests import CLASSES, INPUT_SHAPE
 from parameters import some_quick
 from refusals import refused
-from simulated_runs import Elsewhere, outcome
+from simulated_runs import Elsewhere, kinds_of, outcome
 from toolkit.aggregation.aggregate import Received, aggregate
 from toolkit.aggregation.aggregation_policy import AggregationPolicy, Rule
 from toolkit.aggregation.rules.rule_aggregation import RuleAggregation
@@ -45,10 +45,6 @@ def configured(
     x = draw.normal(size=(80, *shape)) + 2 * y.reshape(-1, *[1] * len(shape))
     np.savez(folder / "data.npz", x=x.astype(np.float32), y=y)
     names = kinds.split("|")
-    devices = "".join(
-        f'[[devices]]\nname = "kind-{n}"\nsubmodel = "{spec}"\ncount = {CLIENTS // len(names)}\n'
-        for n, spec in enumerate(names)
-    )
     options = "".join(f"{key} = {value}\n" for key, value in training.items())
     (folder / "fleet.toml").write_text(
         f"""
@@ -62,7 +58,7 @@ def configured(
         data = "data.npz"
         seed = {seed % 1000}
         hostile = {hostile}
-        {devices}"""
+        {kinds_of(names, CLIENTS // len(names))}"""
     )
     return folder / "fleet.toml"
 
@@ -183,9 +179,8 @@ def test_a_backdoor_succeeds(seed: int, tmp_path: Path, capsys: pytest.CaptureFi
 def test_mistakes_in_the_table(
     seed: int, tmp_path: Path, hostile: str, code: str, words: str
 ) -> None:
-    with refused(code) as error:
+    with refused(code, words):
         load_simulation(configured(tmp_path, seed, hostile))
-    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
