@@ -406,7 +406,7 @@ class Spoken(nn.Module):
 
 
 @et.loss(et.classes(4, 3))
-def spoken(outputs: Any, labels: Tensor) -> Tensor:
+def spoken_steps(outputs: Any, labels: Tensor) -> Tensor:
     scores, steps = outputs
     said, counted = scores.transpose(0, 1), (labels > 0).sum(1)
     return functional.ctc_loss(said, labels, steps, counted, reduction="none", zero_infinity=True)

@@ -105,9 +105,20 @@ def atan2(y: onnx_ir.Value, x: onnx_ir.Value) -> onnx_ir.Value:
     return found
 
 
+def where(condition: onnx_ir.Value, x: onnx_ir.Value, y: onnx_ir.Value) -> onnx_ir.Value:
+    """Choose between two values. ONNX Runtime has no Where for booleans."""
+    if x.dtype == onnx_ir.DataType.BOOL:
+        other = onnx.And(onnx.Not(condition), y)
+        found: onnx_ir.Value = onnx.Or(onnx.And(condition, x), other)
+        return found
+    found = onnx.Where(condition, x, y)
+    return found
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.sym_numel.default: numel,
     aten.split_with_sizes.default: split,
     aten.sort.stable: sort,
     aten.atan2.default: atan2,
+    aten.where.self: where,
 }

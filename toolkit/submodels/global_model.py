@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from exporters.recording.replacements.complex_numbers.complex_parameters import in_form_of
 from exporters.recording.shared_tensors import first_names
+from exporters.recording.trainable_forms import in_form_of
 from profiles.errors import InputError, ModelError
 from toolkit.factorization.factorizer import Factorizer
 from toolkit.submodels.model_reference import unreadable

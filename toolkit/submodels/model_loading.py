@@ -8,11 +8,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from exporters.recording.float_counters import with_float_counters
 from exporters.recording.inputs.input_ranges import with_inputs
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
-from exporters.recording.replacements.complex_numbers.complex_parameters import with_real_parameters
-from exporters.recording.replacements.function_forms.sparse_matrices import with_sparse_matrices
+from exporters.recording.trainable_forms import with_trainable_forms
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model
@@ -146,4 +144,4 @@ def build_model(reference: str, seed: int) -> nn.Module:
 
 def in_trainable_form(model: nn.Module) -> nn.Module:
     """Keep complex parameters and sparse matrices of `model` as real tensors, in place."""
-    return with_float_counters(with_sparse_matrices(with_real_parameters(model)))
+    return with_trainable_forms(model)

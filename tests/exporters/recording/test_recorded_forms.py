@@ -86,6 +86,7 @@ FORMS: dict[str, Compute] = {
     "numbers by NumPy": lambda h: h * torch.from_numpy(np.arange(h.shape[0]))[:, None].float(),
     "filled by NumPy": lambda h: h * torch.tensor(np.full((len(h), 8), 0.5)).float(),
     "first sample": lambda h: h + h[0].sin() + h[-1].cos(),
+    "chosen booleans": lambda h: h * torch.where(h > 0, h > 0.5, h < -0.5),
     "quantized": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 2, -5, 5),
     "pairs": lambda h: h + h[:, torch.tril_indices(4, 4, -1)[0]].sum(1, keepdim=True),
     "densities": lambda h: h * functional.gaussian_nll_loss(h, h.tanh(), var=h[:, 0].exp()),

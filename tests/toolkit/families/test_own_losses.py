@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.fx import GraphModule
 
 import own_losses
@@ -18,7 +19,7 @@ from device_agent.formats.update import read_update
 from device_agent.training.batching import held_out, round_seed
 from device_agent.training.bundle_training import local_data
 from edgetailor import Predictor, TrainingConfig, evaluate, export, split
-from exporters.objectives.objective import objective
+from exporters.objectives.objective import objective, objective_of
 from exporters.programs.program_identity import graphs_key
 from exporters.recording.capture import capture
 from oracles import batches_of, descend
@@ -438,7 +439,7 @@ def test_a_metric_called_correct_is_no_count_of_ours(seed: int) -> None:
 
 def test_a_loss_of_lengths_is_tried_with_long_ones() -> None:
     """Random samples give lengths for which every loss is infinite, and its gradient zero."""
-    training = TrainingConfig(loss="own_losses:spoken")
+    training = TrainingConfig(loss="own_losses:spoken_steps")
     submodel = split(own_losses.Spoken(), "full", (6,), training)
     assert "train" in [signature.name for signature in submodel.program.signatures]
 

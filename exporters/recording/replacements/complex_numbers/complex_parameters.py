@@ -50,12 +50,3 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _complex(name: str) -> Callable[[nn.Module], Tensor]:
     return lambda module: torch.view_as_complex(cast(Tensor, module._parameters[name]))
-
-
-def in_form_of(own: Tensor, given: Tensor) -> Tensor:
-    """`given` in the form of `own`: as pairs, or as complex numbers."""
-    if given.is_complex() and own.is_floating_point():
-        return torch.view_as_real(given)
-    if own.is_complex() and given.is_floating_point() and given.shape == (*own.shape, 2):
-        return torch.view_as_complex(given.contiguous())
-    return given

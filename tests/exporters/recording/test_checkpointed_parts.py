@@ -1,13 +1,16 @@
-"""torch.utils.checkpoint around a batch norm: PyTorch updates its statistics twice, we once."""
+"""Parts of a model under torch.utils.checkpoint, which PyTorch computes twice, and we once."""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from between_layers import Between
 from edgetailor import GlobalModel, TrainingConfig, export, read_update, split
+from exporters.recording.capture import capture
 from trainings import train_bundle
 
 
@@ -36,3 +39,17 @@ def test_statistics_are_updated_once(tmp_path: Path, seed: int) -> None:
 
     model.train()(torch.from_numpy(x)).sum().backward()  # what the guide says of PyTorch
     np.testing.assert_allclose(model.norm.running_mean, once + 0.9 * once, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_has_one_mask_inside_a_checkpoint(reentrant: bool) -> None:
+    """Capture compares the gradients with those of the model, for the same masks."""
+
+    def twice(h: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            h = checkpoint(  # type: ignore[assignment]
+                lambda v: torch.dropout(v.tanh(), 0.5, train=True), h, use_reentrant=reentrant
+            )
+        return h
+
+    capture(Between(twice), (6,))
