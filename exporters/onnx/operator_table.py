@@ -107,11 +107,9 @@ def atan2(y: onnx_ir.Value, x: onnx_ir.Value) -> onnx_ir.Value:
 
 def where(condition: onnx_ir.Value, x: onnx_ir.Value, y: onnx_ir.Value) -> onnx_ir.Value:
     """Choose between two values. ONNX Runtime has no Where for booleans."""
+    found: onnx_ir.Value = onnx.Where(condition, x, y)
     if x.dtype == onnx_ir.DataType.BOOL:
-        other = onnx.And(onnx.Not(condition), y)
-        found: onnx_ir.Value = onnx.Or(onnx.And(condition, x), other)
-        return found
-    found = onnx.Where(condition, x, y)
+        found = onnx.Or(onnx.And(condition, x), onnx.And(onnx.Not(condition), y))
     return found
 
 

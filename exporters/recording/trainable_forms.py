@@ -8,8 +8,8 @@ from exporters.recording.replacements.complex_numbers.complex_parameters import 
 from exporters.recording.replacements.function_forms.sparse_matrices import with_sparse_matrices
 
 
-def with_trainable_forms(model: nn.Module) -> nn.Module:
-    """Give complex parameters, sparse matrices and counters of `model` these forms, in place.
+def in_trainable_form(model: nn.Module) -> nn.Module:
+    """Keep complex parameters, sparse matrices and counters of `model` as floats, in place.
 
     Returns:
         The same model.

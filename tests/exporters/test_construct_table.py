@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from exporters.recording.capture import capture
+from exporters.recording.trainable_forms import in_trainable_form
 from one_step import check_one_step
 from parameters import quarter_quick
 from profiles.errors import EdgeTailorError
 from toolkit.inspection import inspect_each
-from toolkit.submodels.model_loading import in_trainable_form
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 

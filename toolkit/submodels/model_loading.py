@@ -10,7 +10,7 @@ from torch import nn
 
 from exporters.recording.inputs.input_ranges import with_inputs
 from exporters.recording.inputs.sample_range import NO_INPUTS, Inputs
-from exporters.recording.trainable_forms import with_trainable_forms
+from exporters.recording.trainable_forms import in_trainable_form
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 from toolkit.submodels import global_model
@@ -140,8 +140,3 @@ def build_model(reference: str, seed: int) -> nn.Module:
         )
     # A training loop begins with this call: a model's own `train` may freeze parameters.
     return in_trainable_form(model.train())
-
-
-def in_trainable_form(model: nn.Module) -> nn.Module:
-    """Keep complex parameters and sparse matrices of `model` as real tensors, in place."""
-    return with_trainable_forms(model)
