@@ -39,6 +39,16 @@ def atan(x: Tensor) -> Tensor:
     return torch.atan2(x, torch.ones_like(x))
 
 
+def asin(x: Tensor) -> Tensor:
+    """The angle of the point (sqrt(1 - x^2), x)."""
+    return torch.atan2(x, torch.sqrt((1 - x) * (1 + x)))
+
+
+def acos(x: Tensor) -> Tensor:
+    """The angle of the point (x, sqrt(1 - x^2))."""
+    return torch.atan2(torch.sqrt((1 - x) * (1 + x)), x)
+
+
 def sinh(x: Tensor) -> Tensor:
     """(exp(x) - exp(-x)) / 2."""
     return (torch.exp(x) - torch.exp(-x)) * 0.5
@@ -244,6 +254,8 @@ def drop_assertion(*arguments: object, **options: object) -> None:
 FORMS: Decompositions = {
     aten.tan.default: tan,
     aten.atan.default: atan,
+    aten.asin.default: asin,
+    aten.acos.default: acos,
     aten.sinh.default: sinh,
     aten.cosh.default: cosh,
     aten.asinh.default: asinh,

@@ -8,7 +8,7 @@ import torch
 from exporters.tflite.elementwise import ADD, apply, broadcast, where
 from exporters.tflite.flatbuffer import Size, Tensor
 from exporters.tflite.lowering import Lowering, LoweringRules
-from exporters.tflite.tensor_layouts import UnsupportedError, Value
+from exporters.tflite.tensor_layouts import Value
 
 aten = torch.ops.aten
 
@@ -26,10 +26,8 @@ def embedding(lowering: Lowering, weight: Value, indices: Value, *options: Any) 
 
 
 def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Value:
-    """ATen's indexing with index tensors for adjacent axes. None selects a whole axis."""
+    """ATen's indexing with index tensors. None selects a whole axis."""
     axes = [axis for axis, given in enumerate(indices) if given is not None]
-    if axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("indices of axes that are not adjacent")
     others = [axis for axis in range(len(x.shape)) if axis not in axes]
     dense = lowering.dense(x.permuted([*axes, *others]))
     given = [value for value in indices if value is not None]
@@ -43,9 +41,17 @@ def index(lowering: Lowering, x: Value, indices: Sequence[Value | None]) -> Valu
             "GatherNdOptions",
         )
     )
-    ahead = [len(shape) + n for n in range(axes[0])]
+    ahead = [len(shape) + n for n in range(axes_before(axes))]
     behind = [n for n in range(len(shape) + len(others)) if n not in ahead]
     return gathered.permuted([*ahead, *behind])
+
+
+def axes_before(axes: Sequence[int]) -> int:
+    """How many axes of the result come before those of the index tensors for `axes`.
+
+    If other axes are between `axes`, the index tensors give the first axes of the result.
+    """
+    return axes[0] if list(axes) == list(range(axes[0], axes[-1] + 1)) else 0
 
 
 def coordinates(lowering: Lowering, indices: Sequence[Value], shape: tuple[Size, ...]) -> Tensor:
@@ -74,14 +80,12 @@ def index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value:
-    """Put `values` at the positions `indices` of adjacent axes of `x`, or add them to `x`.
+    """Put `values` at the positions `indices` of `x`, or add them to `x`.
 
     SCATTER_ND adds up values at equal positions. So without `accumulate`, each position may occur
     only once. A second SCATTER_ND finds the positions at which `x` stays unchanged.
     """
     axes = [axis for axis, given in enumerate(indices) if given is not None]
-    if axes != list(range(axes[0], axes[-1] + 1)):
-        raise UnsupportedError("index_put with indices of axes that are not adjacent")
     given = [value for value in indices if value is not None]
     written = scattered(lowering, x, axes, given, values)
     if accumulate:
@@ -113,11 +117,12 @@ def scattered(
     rest = tuple(x.shape[axis] for axis in others)
     target = (*(x.shape[axis] for axis in axes), *rest)
     # `values` has the axis order of the result of `index`: axes before the indexed ones come first.
-    full_shape = (*rest[: axes[0]], *shape, *rest[axes[0] :])
+    first = axes_before(axes)
+    full_shape = (*rest[:first], *shape, *rest[first:])
     lead = len(full_shape) - len(values.shape)
     small = Value(values.tensor, values.stored_shape, values.order)
     whole = lowering.reshaped(small, (*[1] * lead, *small.shape)).expanded(full_shape)
-    inner = list(range(axes[0], axes[0] + len(shape)))
+    inner = list(range(first, first + len(shape)))
     whole = whole.permuted([*inner, *(n for n in range(len(full_shape)) if n not in inner)])
     sums = lowering.emit(
         "SCATTER_ND",

@@ -13,6 +13,7 @@ import torch
 from torch import SymFloat, SymInt
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
+from torch.utils._sympy.functions import Max
 
 from exporters.programs.loop_bodies import Body, stored
 from exporters.programs.operator_support import suggest_alternative
@@ -231,13 +232,21 @@ def number_of(lowering: Lowering, node: Node, known: dict[Node, Any]) -> Any:
 def as_float(lowering: Lowering, number: Any) -> Tensor:
     """Return `number` as a float32 tensor without axes.
 
-    `number` may be a constant, a computed number or a polynomial of the batch size.
+    `number` may be a constant, a computed number, or a polynomial of the batch size or the larger
+    one of two. Raises UnsupportedError for other functions of the batch size.
     """
     if isinstance(number, Value):
         return number.tensor
     if isinstance(number, float) or not open_size(number):
         return lowering.graph.constant(np.asarray(number, np.float32))
+    if isinstance(number, Max):  # as in the variance of a batch
+        first, *others = (as_float(lowering, part) for part in number.args)
+        for other in others:
+            first = lowering.emit("MAXIMUM", [first, other], (), "MaximumMinimumOptions")
+        return first
     (symbol,) = number.free_symbols
+    if not number.is_polynomial(symbol):
+        raise UnsupportedError("a number that depends on the number of samples and is no product")
     assert lowering.batch is not None
     batch = lowering.emit(
         "CAST", [lowering.reshape(lowering.batch, ())], (), "CastOptions", "float32"

@@ -68,7 +68,8 @@ def beta(a: Any, b: Any) -> Tensor:
 
 def gamma(shape: Any, scale: Any = 1.0) -> Tensor:
     """`np.random.gamma(shape, scale)` and `random.gammavariate(shape, scale)`."""
-    return log_gamma_draws(torch.tensor(float(shape))).exp() * scale
+    drawn: Tensor = log_gamma_draws(torch.tensor(float(shape))).exp() * scale
+    return drawn
 
 
 GAMMA_DRAWS: dict[Any, Replacement] = {

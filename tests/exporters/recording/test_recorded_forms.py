@@ -81,10 +81,13 @@ FORMS: dict[str, Compute] = {
     "copies by NumPy": lambda h: (
         h * torch.LongTensor(np.tile(np.arange(1, 9), [h.shape[0], 1])).to(h.device)
     ),
+    "repeated by NumPy": lambda h: (
+        h * torch.from_numpy(np.repeat(np.arange(8.0)[None], h.shape[0], axis=0)).float()
+    ),
     "zeros by NumPy": lambda h: h + torch.from_numpy(np.zeros((h.shape[0], 8), np.float32)),
     "ones by NumPy": lambda h: h + torch.FloatTensor(np.ones([h.size(0), 1])),
     "numbers by NumPy": lambda h: h * torch.from_numpy(np.arange(h.shape[0]))[:, None].float(),
-    "filled by NumPy": lambda h: h * torch.tensor(np.full((len(h), 8), 0.5)).float(),
+    "filled by NumPy": lambda h: h * torch.tensor(np.full((h.shape[0], 8), 0.5)).float(),
     "first sample": lambda h: h + h[0].sin() + h[-1].cos(),
     "chosen booleans": lambda h: h * torch.where(h > 0, h > 0.5, h < -0.5),
     "quantized": lambda h: torch.fake_quantize_per_tensor_affine(h, 0.1, 2, -5, 5),

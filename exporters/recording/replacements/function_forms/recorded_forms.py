@@ -149,8 +149,10 @@ def convolution(
     If its number of groups depends on the batch, it becomes a product of patches and kernels.
     """
     padding = 0 if padding == "valid" else padding
-    dilation, groups, *_ = (*given, *(1, 1)[len(given) :])
-    dilation, groups = more.get("dilation", dilation), more.get("groups", groups)
+    names = ("dilation", "groups")
+    options: dict[str, Any] = {"dilation": 1, "groups": 1, **more}
+    options.update(zip(names, given, strict=False))
+    groups, dilation = options["groups"], options["dilation"]
     if isinstance(groups, SymInt) and weight.dim() == 4 and not isinstance(padding, str):
         return grouped_by_sample(input, weight, bias, stride, padding, dilation, groups)
     return func(input, weight, bias, stride, padding, *given, **more)

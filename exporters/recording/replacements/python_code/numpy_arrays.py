@@ -39,6 +39,15 @@ def tile(A: Any, reps: Any) -> Tensor:  # noqa: N803 - the name of NumPy's argum
     return once.repeat([*[1] * (once.dim() - len(sizes(reps))), *sizes(reps)])
 
 
+def repeat(a: Any, repeats: Any, axis: int | None = None) -> Tensor:
+    """`np.repeat(a, repeats, axis)`."""
+    once = torch.from_numpy(np.asarray(a))
+    once, axis = (once.flatten(), 0) if axis is None else (once, axis % once.dim())
+    copies: list[Any] = [-1] * (once.dim() + 1)
+    copies[axis + 1] = repeats
+    return once.unsqueeze(axis + 1).expand(copies).flatten(axis, axis + 1)
+
+
 def zeros(shape: Any, dtype: Any = float) -> Tensor:
     """`np.zeros(shape, dtype)`."""
     return torch.zeros(sizes(shape), dtype=type_of(dtype))
@@ -62,6 +71,7 @@ def arange(*bounds: Any, dtype: Any = int) -> Tensor:
 
 ARRAYS: dict[str, Callable[..., Tensor]] = {
     "tile": tile,
+    "repeat": repeat,
     "zeros": zeros,
     "ones": ones,
     "full": full,
