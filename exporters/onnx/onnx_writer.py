@@ -108,6 +108,7 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     quieten()
     forms = {**missing_translations(), **ONNX_RUNTIME, **HARD_SIGMOID, **GELU, **SYMBOLIC_FACTORS}
     graph = shorten(trace(signature, forms))
+    leave_names_to_ports(graph, signature)
     traced = in_double_precision(graph)
     lowered = translated(graph, signature)
     forget_origins(lowered.model.graph)
@@ -133,6 +134,18 @@ def written(signature: ProgramSignature) -> tuple[bytes, TracedGraph]:
     model = lowered.model_proto
     data = finish(model, signature, overwritten)
     return data, TracedGraph(traced, places_of(traced, model, signature), forms)
+
+
+def leave_names_to_ports(graph: GraphModule, signature: ProgramSignature) -> None:
+    """Rename operators of `graph` that have the name of a port, such as a buffer called `mean`.
+
+    ONNX would give another name to such a value, and verification finds values by their names.
+    """
+    taken = {port.name for port in (*signature.inputs, *signature.outputs)}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.name in taken:
+            node._rename(f"{node.name}_result")
+    graph.recompile()
 
 
 def forget_origins(graph: ir.Graph) -> None:

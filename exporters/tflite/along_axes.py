@@ -9,6 +9,7 @@ import torch
 from exporters.tflite.elementwise import Single, cast
 from exporters.tflite.flatbuffer import Size, Tensor
 from exporters.tflite.lowering import Lowering, LoweringRules
+from exporters.tflite.shape import MAX_AXES
 from exporters.tflite.tensor_layouts import Value, product
 
 aten = torch.ops.aten
@@ -93,7 +94,11 @@ def over_last(code: str, options: str, **settings: Any) -> Single:
         rank = len(x.shape)
         axes = [a for a in range(rank) if a != axis % rank] + [axis % rank]
         tensor = lowering.dense(x.permuted(axes))
-        done = Value.plain(lowering.emit(code, [tensor], tensor.shape, options, **settings))
+        sizes = tensor.shape
+        if rank > MAX_AXES:  # XNNPACK's limit
+            tensor = lowering.reshape(tensor, [product(sizes[:-1]), sizes[-1]])
+        results = lowering.emit(code, [tensor], tensor.shape, options, **settings)
+        done = Value.plain(lowering.reshape(results, sizes) if rank > MAX_AXES else results)
         return done.permuted([axes.index(a) for a in range(rank)])
 
     return form

@@ -172,8 +172,9 @@ def part(lowering: Lowering, tensor: Tensor, ends: Mapping[int, tuple[int, int]]
 
 def select(lowering: Lowering, x: Value, axis: int, index: int) -> Value:
     """One element of an axis. The result does not have this axis."""
-    size = int(x.shape[axis])
-    return lowering.reshaped(cut(lowering, x, axis, index % size, index % size + 1), lowering.shape)
+    if index < 0:
+        index += int(x.shape[axis])
+    return lowering.reshaped(cut(lowering, x, axis, index, index + 1), lowering.shape)
 
 
 def concatenate(lowering: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
