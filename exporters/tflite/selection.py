@@ -79,6 +79,8 @@ def arg_extreme(code: str) -> Single:
         if axis is None:
             x, axis = lowering.reshaped(x, (product(x.shape),)), 0
         tensor = lowering.dense(axis_to_last(x, axis))
+        if tensor.dtype == "int64":  # LiteRT has no form for int64
+            tensor = lowering.emit("CAST", [tensor], tensor.shape, "CastOptions", "int32")
         last = lowering.graph.constant(np.asarray(len(tensor.shape) - 1, np.int32))
         kind = schema.TensorType.INT64
         options = f"{code.title().replace('_', '')}Options"
