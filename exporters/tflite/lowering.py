@@ -237,7 +237,7 @@ def as_float(lowering: Lowering, number: Any) -> Tensor:
     """
     if isinstance(number, Value):
         return number.tensor
-    if isinstance(number, float) or not open_size(number):
+    if isinstance(number, float) or not open_size(number) or number.is_number:
         return lowering.graph.constant(np.asarray(number, np.float32))
     if isinstance(number, Max):  # as in the variance of a batch
         first, *others = (as_float(lowering, part) for part in number.args)
