@@ -8,7 +8,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from exporters.tflite import elementwise, shape
 from exporters.tflite.elementwise import Single
-from exporters.tflite.flatbuffer import Size, Tensor
+from exporters.tflite.flatbuffer import Size, Tensor, open_size
 from exporters.tflite.lowering import Lowering, LoweringRules, integer_range
 from exporters.tflite.tensor_layouts import UnsupportedError, Value, product
 
@@ -31,7 +31,7 @@ def last_to_axis(value: Value, axis: int) -> Value:
 def top(
     lowering: Lowering,
     x: Value,
-    count: int,
+    count: Size,
     axis: int = -1,
     largest: bool = True,
     ordered: bool = True,
@@ -45,9 +45,13 @@ def top(
     if not largest:
         tensor = lowering.emit("NEG", [tensor], tensor.shape)
     sizes: list[Size] = [*tensor.shape[:-1], count]
+    if open_size(count):  # all samples of a batch
+        number = lowering.reshape(lowering.open_size(count), ())
+    else:
+        number = lowering.graph.constant(np.asarray(count, np.int32))
     extremes, positions = lowering.graph.several(
         "TOPK_V2",
-        [tensor, lowering.graph.constant(np.asarray(count, np.int32))],
+        [tensor, number],
         [(tensor.dtype, sizes), ("int32", sizes)],
         "TopKV2Options",
     )
@@ -65,7 +69,7 @@ def sort(
     stable: bool | None = None,
 ) -> tuple[Value, Value]:
     """All elements along an axis, sorted, and their indices. Equal elements keep their order."""
-    return top(lowering, x, int(x.shape[dim]), dim, descending)
+    return top(lowering, x, x.shape[dim], dim, descending)
 
 
 def arg_extreme(code: str) -> Single:
