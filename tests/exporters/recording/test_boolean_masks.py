@@ -174,7 +174,23 @@ def spread(h: Tensor) -> Tensor:
     )
 
 
+def balanced_classes(h: Tensor) -> Tensor:
+    """As in trackers: the mean losses of positive and of negative places, each by its number."""
+    kinds = (h[:, 0] > 0).long()
+    likely, total = h.log_softmax(1), torch.zeros(())
+    for kind in range(2):
+        places = kinds.eq(kind).nonzero().squeeze(1)
+        own = functional.nll_loss(
+            torch.index_select(likely, 0, places),
+            torch.index_select(kinds, 0, places),
+            reduction="sum",
+        )
+        total = total + own / max(places.numel(), 1)
+    return h * total * (kinds > 0).numel() / torch.numel(kinds)
+
+
 COMPUTED = [
+    balanced_classes,
     two_views,
     spread,
     boxes_of_cells,

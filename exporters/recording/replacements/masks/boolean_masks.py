@@ -112,6 +112,11 @@ class MaskedValues(TorchFunctionMode):
         """A function for the call on whole tensors; None if the call takes no selected elements."""
         if name == "masked_select":
             return partial(self._masked_select, *args, **kwargs)
+        if name == "index_select" and len(args) == 3 and args[1] == 0:
+            func, args = Tensor.__getitem__, (args[0], args[2])
+        if name == "numel" and args[0].dtype == torch.int64:  # how many positions there are
+            mask = self._indexes.mask_of(args[0])
+            return None if mask is None else mask.sum
         columns = func is Tensor.__getitem__ and columns_of(args[1]) and self._of(args[0])
         if func in (Tensor.__getitem__, Tensor.__setitem__) and not kwargs and not columns:
             mask, rest = self._indexes.split(args[1])
@@ -318,7 +323,7 @@ class MaskedValues(TorchFunctionMode):
             whole = x.whole, y.whole
             return lambda: self._reduced(reduction, x._replace(whole=func(*whole, **single)))
         rows = y.mask.dim() == y.whole.dim() == x.whole.dim() - 1
-        if func is functional.cross_entropy and rows:
+        if func in (functional.cross_entropy, functional.nll_loss) and rows:
             counted = y.mask & (y.whole != kwargs.get("ignore_index", -100))
             whole = x.whole.flatten(0, -2), y.whole.flatten()
             return lambda: self._reduced(
