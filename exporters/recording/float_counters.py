@@ -1,4 +1,4 @@
-"""Integer buffers that a model's own code changes, such as counts of steps, become float32.
+"""Integer buffers with which a model's own code counts, such as steps, become float32.
 
 Devices send and the server averages float32 tensors. float32 holds integers up to 2^24 exactly.
 """
@@ -16,62 +16,62 @@ BATCHES = "num_batches_tracked"
 
 
 def with_float_counters(model: nn.Module) -> nn.Module:
-    """Make float32 of each integer buffer of `model` that code of its classes writes, in place.
+    """Make float32 of each integer buffer with which code of `model` counts, in place.
 
     Returns:
         The same model.
-
-    Examples:
-        >>> class Steps(nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.register_buffer("count", torch.tensor(0))
-        ...     def forward(self, x):
-        ...         self.count += 1
-        ...         return x
-        >>> with_float_counters(Steps()).count
-        tensor(0.)
     """
-    kinds = {
-        kind
-        for module in model.modules()
-        for kind in type(module).__mro__
-        if not kind.__module__.startswith(("torch.", "builtins"))
-    }
-    written = {name for kind in kinds for name in written_names(kind)} - {BATCHES}
+    anywhere = set[str]()
+    by_kind = dict[type, set[str]]()
+    for kind in {kind for module in model.modules() for kind in type(module).__mro__}:
+        if not kind.__module__.startswith(("torch.", "builtins")):
+            by_kind[kind], others = counted_names(kind)
+            anywhere |= others
     for module in model.modules():
+        own = set[str]().union(*(by_kind.get(kind, ()) for kind in type(module).__mro__))
         for name, value in module._buffers.items():
-            if name in written and value is not None and value.dtype in INTEGERS:
+            counts = name in own | anywhere and name != BATCHES
+            if counts and value is not None and value.dtype in INTEGERS:
                 module._buffers[name] = value.to(torch.float32)
     return model
 
 
-def written_names(kind: type) -> set[str]:
-    """The attributes into which methods of the class `kind` write, except `__init__`."""
+def counted_names(kind: type) -> tuple[set[str], set[str]]:
+    """The attributes with which methods of the class `kind` count, except `__init__`.
+
+    Code counts with `self.count += 1`, `self.count.add_(1)` or `self.count = self.count + 1`.
+    Attributes that are only set, such as ids, do not count.
+
+    Returns:
+        The attributes of the module itself, and those of other modules, as in
+        `self.teacher.count += 1`.
+    """
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, SyntaxError, ValueError):  # no source, as in an interactive session
-        return set()
+        return set(), set()
+    own, others = set[str](), set[str]()
     methods = [m for m in getattr(tree, "body", []) if getattr(m, "name", "") != "__init__"]
-    found = set()
     for node in (node for method in methods for node in ast.walk(method)):
         targets: list[ast.AST] = []
         if isinstance(node, ast.Assign):
-            targets = list(node.targets)
+            read = {ast.dump(part) for part in ast.walk(node.value)}
+            targets = [t for t in node.targets if ast.dump(t).replace("Store", "Load") in read]
         elif isinstance(node, ast.AugAssign):
             targets = [node.target]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            method = node.func.attr
-            if method.endswith("_") and not method.endswith("__"):
-                targets = [node.func.value]
-        found |= {name for target in targets for name in (attribute_of(target),) if name}
-    return found
+            targets = [node.func.value] if node.func.attr in ("add_", "sub_") else []
+        for target in map(attribute_of, targets):
+            if isinstance(target, ast.Attribute):
+                is_own = isinstance(target.value, ast.Name) and target.value.id == "self"
+                (own if is_own else others).add(target.attr)
+    return own, others
 
 
-def attribute_of(target: ast.AST) -> str:
-    """The name of the attribute that `target` writes, as `count` in `self.count[0]`; or empty."""
+def attribute_of(target: ast.AST) -> ast.AST:
+    """The attribute that `target` writes, as `self.count` in `self.count.data[0]`."""
     while isinstance(target, ast.Subscript) or (
         isinstance(target, ast.Attribute) and target.attr == "data"
     ):
         target = target.value
-    return target.attr if isinstance(target, ast.Attribute) else ""
+    return target

@@ -53,6 +53,46 @@ def test_a_count_is_trained_and_sent(way: str, seed: int, tmp_path: Path) -> Non
     np.testing.assert_array_equal(tensors["steps"], [5.0 + STEPS])
 
 
+def test_what_is_only_set_stays_an_index() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.tensor([1, 0]))
+            self.inner = Warm()
+
+        def choose(self, ids: Tensor) -> None:
+            self.steps = ids
+            self.steps.copy_(ids)
+            self.inner.order.fill_(0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner.norm.num_batches_tracked += 1
+            y: Tensor = self.inner(x)
+            return y[:, self.steps]
+
+    types = {n: v.dtype for n, v in with_float_counters(Chosen()).named_buffers()}
+    assert types.pop("inner.steps") == torch.float32
+    assert {n for n, dtype in types.items() if dtype == torch.int64} == {
+        "steps",
+        "inner.order",
+        "inner.norm.num_batches_tracked",
+    }
+
+
+def test_a_module_may_count_in_another() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Warm("outside")
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.inner.steps += 1
+            y: Tensor = self.inner(x)
+            return y
+
+    assert with_float_counters(Outer()).inner.steps.dtype == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
 def test_only_what_code_writes_becomes_float(dtype: torch.dtype) -> None:
     model = with_float_counters(Warm(dtype=dtype))
