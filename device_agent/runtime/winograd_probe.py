@@ -39,10 +39,15 @@ def multiplies_faster() -> bool:
 
 
 def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
-    """Whether the Winograd form of the graph in `probe` is correct and faster by `clock`.
+    """Whether the Winograd form of the graph `probe` is correct, and faster than the plain form.
 
-    The default clock counts processor time. Other programs hardly change this time, so a second
-    call should give the same answer.
+    The Winograd form must save at least the share WINOGRAD_GAIN of the time. If one of the forms
+    cannot run, the answer is False.
+
+    Args:
+        probe: The file of the plain form. The file of the Winograd form is in the same folder.
+        clock: Measures the time of a run, in seconds. The default clock counts processor time,
+            which other programs hardly change. So a second call should give the same answer.
     """
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}

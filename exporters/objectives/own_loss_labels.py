@@ -72,8 +72,8 @@ def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], F
       An evaluation shows the mean of each metric over the samples.
 
     Like a model, the function is recorded once and becomes a part of the exported training step. It
-    must compute with torch's operators and must not read values. To use the function as a loss,
-    give its name as `module:function`.
+    must compute with torch's operators. An `if` may test a value of a tensor if both branches give
+    tensors of the same shapes. To use the function as a loss, give its name as `module:function`.
 
     Args:
         single: The labels, if they are one array: `y` of the local data.

@@ -120,13 +120,13 @@ def before_swap(weight: Value) -> Value | None:
 
 
 def value_of(value: Value | None) -> np.ndarray | None:
-    """The constant `value`; None if it is computed."""
+    """The constant `value` as an array. None if `value` is not a constant."""
     known = ir.convenience.get_const_tensor(value) if value is not None else None
     return None if known is None else known.numpy()
 
 
 def whole_numbers(value: Value | None) -> list[int]:
-    """The elements of the integer constant `value`; empty if it is computed."""
+    """The elements of the integer constant `value`. Empty if `value` is not a constant."""
     array = value_of(value)
     return [] if array is None else [int(number) for number in array.reshape(-1)]
 

@@ -412,7 +412,7 @@ class Rounds:
         self._offers[device], self.updates[device] = "", update
 
     def take_again(self, device: str, update: str) -> None:
-        """Count an update that came before a restart, or before the open round opened again."""
+        """Count an update that came before the coordinator restarted or the round opened again."""
         self._expect(self.phase == "training" and device in self._offers, "count")
         self.updates[device] = update
 

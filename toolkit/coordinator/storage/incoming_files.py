@@ -142,12 +142,14 @@ class IncomingFiles:
             return self._size(device, sha256)
 
     def open(self, device: str, sha256: str, offset: int, limit: int) -> IncomingFile:
-        """Continue a file after its first `offset` bytes, or begin it again at 0.
+        """Open the file of `device` with the hash `sha256` for the bytes of a new request.
 
-        The newest request wins. An older request that is still sending is ended, and a file with
-        another hash is removed.
+        With an `offset` of 0, the request begins the file again. With any other `offset`, the
+        request continues the file, and `offset` must be the number of bytes that have come. An
+        older request of `device` that is still sending is ended. A file of `device` with another
+        hash is removed.
 
-        Raises RefusalError (409) if there are not `offset` bytes.
+        Raises RefusalError (409) if `offset` is neither 0 nor the number of bytes that have come.
         """
         with self._lock:
             before = self._end(device)
