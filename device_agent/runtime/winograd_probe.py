@@ -32,7 +32,7 @@ RUNS = 5
 
 @cache
 def multiplies_faster() -> bool:
-    """Whether convolutions by Winograd's method are correct and faster here. Measured only once."""
+    """Whether convolutions by Winograd's method are correct and faster. Measured only once."""
     faster = gains(PROBE)
     release_unused()  # memory that the sessions freed would count against a memory limit
     return faster

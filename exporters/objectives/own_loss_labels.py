@@ -23,8 +23,8 @@ def classes(count: int, *shape: int) -> Part:
     Args:
         count: Number of classes, or of other ids.
         shape: Shape of the labels of one sample. Without sizes, a sample has one class. If there is
-            a shape, a label of -100 marks a position without a label, and the loss gets these
-            labels.
+            a shape, a label of -100 marks a position without a label. The loss also gets the
+            labels of -100.
 
     Raises:
         InputError: A number is not allowed.
@@ -136,8 +136,8 @@ def _checked(shape: tuple[int, ...]) -> tuple[int, ...]:
 def zeros_last(labels: Tensor, parts: Sequence[Part]) -> Tensor:
     """Make packed labels in which each sequence of classes ends with zeros.
 
-    Losses of sequences, such as CTC, may take zeros for padding. For other labels, torch's own
-    gradient of CTC may be wrong.
+    Losses of sequences, such as CTC, may take zeros for padding. If a sequence has zeros
+    before other labels, torch's own gradient of CTC may be wrong.
     """
     labels, places = labels.clone(), columns(parts)
     for part in parts:

@@ -95,7 +95,7 @@ class Verdict(NamedTuple):
 def judge_updates(
     suspected: Sequence[str], before: Judged, whole: Judged, candidate: Candidates
 ) -> Verdict:
-    """Find the updates that make a model worse, and those of them that only go too far.
+    """Find the updates that make a model worse. Some of these updates only go too far.
 
     Args:
         suspected: The updates, the most suspected first.
@@ -179,8 +179,9 @@ def harmful(
 def too_far(found: Sequence[str], whole: Judged, candidate: Candidates) -> list[str]:
     """The updates in `found` that do no clear harm with a part of their weight.
 
-    The model with these parts is compared with the model without `found`, and with the model
-    `whole` with all updates. Groups of updates are tried first, then their halves.
+    A model in which these updates have a part of their weight is compared with two models: the
+    model without `found`, and the model with all updates, whose quality is `whole`. Groups of
+    updates are tried first, then the halves of these groups.
     """
     stay: list[str] = []
     best = candidate(frozenset(found), frozenset()) if found else None
@@ -211,7 +212,7 @@ def counted_samples(samples: int, most: int | None) -> int:
 
 
 def with_part(limited: Limited | None, samples: int, counted: int) -> Limited:
-    """The report about an update that goes too far; `limited` reports what else was limited."""
+    """The report about an update that goes too far. `limited` reports the other limits."""
     return replace(limited or Limited(), samples=samples, counted=counted, too_far=True)
 
 

@@ -21,8 +21,8 @@ _PART = re.compile(r"(?P<device>.+)\.(?P<sha256>[0-9a-f]{64})")
 class IncomingFile:
     """A file that a request sends: at most `limit` bytes, with the expected hash `sha256`.
 
-    Use it in a `with` block. Received bytes stay on the disk for another request, unless they were
-    discarded. A finished file is removed at the end of the block if nobody has moved it.
+    Use this class in a `with` block. Received bytes stay on the disk for another request, unless
+    they were discarded. If nobody has moved a finished file, it is removed at the end of the block.
 
     Attributes:
         size: The bytes so far.
@@ -39,7 +39,7 @@ class IncomingFile:
         self._digest: hashlib._Hash = _digest(path) if before is None else before._digest
 
     def write(self, piece: bytes) -> bool:
-        """Append `piece`. Returns False and writes nothing if that would exceed the limit.
+        """Append `piece`. If the file would exceed its limit, write nothing and return False.
 
         Raises RefusalError (409) if another request has taken over.
         """
@@ -136,7 +136,7 @@ class IncomingFiles:
                 self._left[part["device"]] = path
 
     def received(self, device: str, sha256: str) -> int:
-        """How many bytes of this file have come. Ends a request that is still sending."""
+        """The number of received bytes of this file. Ends a request that still sends the file."""
         with self._lock:
             self._end(device)
             return self._size(device, sha256)
