@@ -32,17 +32,22 @@ RUNS = 5
 
 @cache
 def multiplies_faster() -> bool:
-    """Whether convolutions by Winograd's method are correct and faster here. Measured only once."""
+    """Whether convolutions by Winograd's method are correct and faster. Measured only once."""
     faster = gains(PROBE)
     release_unused()  # memory that the sessions freed would count against a memory limit
     return faster
 
 
 def gains(probe: Path, clock: Callable[[], float] = time.thread_time) -> bool:
-    """Whether the Winograd form of the graph in `probe` is correct and faster by `clock`.
+    """Whether the Winograd form of the graph `probe` is correct, and faster than the plain form.
 
-    The default clock counts processor time. Other programs hardly change this time, so a second
-    call should give the same answer.
+    The Winograd form must save at least the share WINOGRAD_GAIN of the time. If one of the forms
+    cannot run, the answer is False.
+
+    Args:
+        probe: The file of the plain form. The file of the Winograd form is in the same folder.
+        clock: Measures the time of a run, in seconds. The default clock counts processor time,
+            which other programs hardly change. So a second call should give the same answer.
     """
     draw = np.random.default_rng(0)
     given = {name: draw.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}

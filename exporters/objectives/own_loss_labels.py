@@ -23,8 +23,8 @@ def classes(count: int, *shape: int) -> Part:
     Args:
         count: Number of classes, or of other ids.
         shape: Shape of the labels of one sample. Without sizes, a sample has one class. If there is
-            a shape, a label of -100 marks a position without a label, and the loss gets these
-            labels.
+            a shape, a label of -100 marks a position without a label. The loss also gets the
+            labels of -100.
 
     Raises:
         InputError: A number is not allowed.
@@ -72,8 +72,8 @@ def loss(single: Part | None = None, /, **named: Part) -> Callable[[Function], F
       An evaluation shows the mean of each metric over the samples.
 
     Like a model, the function is recorded once and becomes a part of the exported training step. It
-    must compute with torch's operators and must not read values. To use the function as a loss,
-    give its name as `module:function`.
+    must compute with torch's operators. An `if` may test a value of a tensor if both branches give
+    tensors of the same shapes. To use the function as a loss, give its name as `module:function`.
 
     Args:
         single: The labels, if they are one array: `y` of the local data.
@@ -136,8 +136,8 @@ def _checked(shape: tuple[int, ...]) -> tuple[int, ...]:
 def zeros_last(labels: Tensor, parts: Sequence[Part]) -> Tensor:
     """Make packed labels in which each sequence of classes ends with zeros.
 
-    Losses of sequences, such as CTC, may take zeros for padding. For other labels, torch's own
-    gradient of CTC may be wrong.
+    Losses of sequences, such as CTC, may take zeros for padding. If a sequence has zeros
+    before other labels, torch's own gradient of CTC may be wrong.
     """
     labels, places = labels.clone(), columns(parts)
     for part in parts:

@@ -62,7 +62,7 @@ def swapped_pads(node: Node) -> list[int]:
 
 
 def swapped(value: Value | None) -> Value | None:
-    """Return the tensor whose first two axes a Transpose swaps to get `value`, or None."""
+    """Return the tensor from which a Transpose of the first two axes computes `value`, or None."""
     swap = value.producer() if value is not None else None
     if swap is None or swap.op_type != "Transpose":
         return None
@@ -70,7 +70,7 @@ def swapped(value: Value | None) -> Value | None:
 
 
 def transposed(value: Value | None) -> Value | None:
-    """The matrix that a Transpose turns into `value`; None if there is no such Transpose."""
+    """The matrix from which a Transpose computes `value`; None if no Transpose computes it."""
     turn = value.producer() if value is not None else None
     if turn is None or turn.op_type != "Transpose":
         return None
@@ -120,13 +120,13 @@ def before_swap(weight: Value) -> Value | None:
 
 
 def value_of(value: Value | None) -> np.ndarray | None:
-    """The constant `value`; None if it is computed."""
+    """The constant `value` as an array. None if `value` is not a constant."""
     known = ir.convenience.get_const_tensor(value) if value is not None else None
     return None if known is None else known.numpy()
 
 
 def whole_numbers(value: Value | None) -> list[int]:
-    """The elements of the integer constant `value`; empty if it is computed."""
+    """The elements of the integer constant `value`. Empty if `value` is not a constant."""
     array = value_of(value)
     return [] if array is None else [int(number) for number in array.reshape(-1)]
 

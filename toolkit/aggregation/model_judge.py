@@ -3,8 +3,8 @@
 The limits of `update_limits.py` do not stop a device that sends the reverse of an honest change.
 Held-out samples show the damage. Each round is judged in four steps:
 
-1. The influence of each update on the loss (`influence.py`) shows which updates raise it. These
-   updates are suspected, as in Zeno (Xie et al. 2019). In most honest rounds no update is
+1. The influence of each update on the loss (`influence.py`) shows which updates raise the loss.
+   These updates are suspected, as in Zeno (Xie et al. 2019). In most honest rounds no update is
    suspected.
 2. The round is aggregated without the most suspected update, then without the two most suspected
    updates, the four most suspected, and so on.
@@ -12,7 +12,7 @@ Held-out samples show the damage. Each round is judged in four steps:
    predict the same samples, and the differences are compared (a paired test). This finds much
    smaller differences than a comparison of two accuracies.
 4. If the model is not clearly worse with a part of a suspected update's weight, the update stays
-with this part.
+   with this part.
 
 Some honest updates also raise the loss of their round, for example updates of a device with few
 classes. So the model without them must not only be better, but make much more progress. An honest
@@ -95,7 +95,7 @@ class Verdict(NamedTuple):
 def judge_updates(
     suspected: Sequence[str], before: Judged, whole: Judged, candidate: Candidates
 ) -> Verdict:
-    """Find the updates that make a model worse, and those of them that only go too far.
+    """Find the updates that make a model worse. Some of these updates only go too far.
 
     Args:
         suspected: The updates, the most suspected first.
@@ -134,19 +134,22 @@ def harmful(
     whole: Judged,
     without: Callable[[frozenset[str]], Judged | None],
 ) -> list[str]:
-    """Find the suspected updates without which the new model is clearly better.
+    """Find the harmful updates: a new model without these updates is clearly better.
 
-    For n suspected updates, `without` is called at most about 2 log2(n) + 1 times.
+    Models without the first 1, 2, 4, ... of `suspected` are compared. Then a search finds the
+    fewest updates that must be left out. For n suspected updates, `without` is called at most about
+    2 log2(n) + 1 times.
 
     Args:
         suspected: The updates, the most suspected first.
         before: The quality of the model before the round.
         whole: The quality of the model with all updates.
-        without: The quality of the model without some updates; None if it is not usable.
+        without: Computes the quality of the model without a set of updates. None if this model is
+            not usable.
 
     Returns:
-        The harmful updates, which are the first of `suspected`. Empty if no model without some of
-        these updates is clearly better.
+        The first updates of `suspected`, up to the last harmful one. Empty if no compared model is
+        clearly better than the model with all updates.
     """
 
     @cache
@@ -176,8 +179,9 @@ def harmful(
 def too_far(found: Sequence[str], whole: Judged, candidate: Candidates) -> list[str]:
     """The updates in `found` that do no clear harm with a part of their weight.
 
-    The model with these parts is compared with the model without `found`, and with the model
-    `whole` with all updates. Groups of updates are tried first, then their halves.
+    A model in which these updates have a part of their weight is compared with two models: the
+    model without `found`, and the model with all updates, whose quality is `whole`. Groups of
+    updates are tried first, then the halves of these groups.
     """
     stay: list[str] = []
     best = candidate(frozenset(found), frozenset()) if found else None
@@ -208,7 +212,7 @@ def counted_samples(samples: int, most: int | None) -> int:
 
 
 def with_part(limited: Limited | None, samples: int, counted: int) -> Limited:
-    """The report about an update that goes too far; `limited` reports what else was limited."""
+    """The report about an update that goes too far. `limited` reports the other limits."""
     return replace(limited or Limited(), samples=samples, counted=counted, too_far=True)
 
 

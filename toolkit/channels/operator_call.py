@@ -209,7 +209,7 @@ def fixed_axes(value: object) -> Value:
 
 
 def require_unchanged(step: Step) -> Value:
-    """The rule for all other operators: they require that all channels of their inputs are kept."""
+    """The rule for operators without a rule of their own: all channels of their inputs are kept."""
     for node in step.node.all_input_nodes:
         for axis in step.of(node):
             if node.op == "get_attr":

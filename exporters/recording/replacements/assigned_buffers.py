@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def assignments_write() -> Iterator[None]:
-    """Context in which an assignment to a buffer writes the new values into the buffer instead.
+    """Context in which an assignment to a buffer copies the new values into the buffer's tensor.
 
-    torch does not record assignments to modules inside the model. A tensor of another shape or type
-    is assigned as usual.
+    Without this context, an assignment replaces the tensor, and torch does not record replacements
+    in modules inside the model. If the new tensor has another shape or type than the buffer, the
+    assignment still replaces the buffer's tensor.
     """
     assign = nn.Module.__setattr__
 

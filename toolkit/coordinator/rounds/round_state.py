@@ -150,11 +150,11 @@ class Rounds:
             self.begin()
 
     def begin(self) -> None:
-        """End enrolment. It does not begin again if devices leave later."""
+        """End enrolment. Enrolment does not begin again if devices leave later."""
         self.phase = "finished" if self.over else "aggregating"
 
     def judge_again(self, judges: Collection[str]) -> None:
-        """After a restart, go on with the judging of the last model; `judges` have not answered."""
+        """After a restart, let `judges`, which have not answered yet, judge the last model."""
         self._expect(self.phase == "finished", "judge again")
         self.judges, self.phase = self.present & set(judges), "judging"
 
@@ -219,7 +219,7 @@ class Rounds:
             self.phase = "aggregating"  # no device is left to wait for: the round opens again
 
     def retract(self, device: str) -> None:
-        """Drop the update of `device`. The open round waits for no other update of it."""
+        """Drop the update of `device`. The open round waits for no other update of this device."""
         self.updates.pop(device, None)
         self.excuse(device)
 
@@ -231,11 +231,11 @@ class Rounds:
     def model_is_at_fault(self, suspect: str | None) -> bool:
         """Whether so many trainings diverged that the model of the open round must be at fault.
 
-        Two conditions must hold. First, training diverged on more than half of the devices that the
-        round was opened for. Second, training diverged on at least three times as many devices as
-        trained without diverging. The second condition also holds if the round can never close,
-        because it has too few updates and waits for no more devices. `suspect`, the device whose
-        update may have spoilt the model, is not counted.
+        Two conditions must hold. First, training diverged on more than half of the devices for
+        which the round was opened. Second, the number of devices whose training diverged is at
+        least three times the number of devices that sent an update. The second condition also holds
+        if the round can never close, because it has too few updates and waits for no more devices.
+        `suspect`, the device whose update may have spoilt the model, is not counted.
         """
         voters = self._opened - {suspect}
         diverged, trained = len(self.diverged & voters), len(self.updates.keys() & voters)
@@ -249,7 +249,7 @@ class Rounds:
         remaining_s: float | None = None,
         goal: Goal | None = None,
     ) -> None:
-        """Start the next round, or continue one that was open before a restart.
+        """Start the next round, or continue a round that was open before a restart.
 
         Args:
             offers: For every device that is present, the hash of its bundle's manifest. The hash is
@@ -293,7 +293,7 @@ class Rounds:
         return asked and device not in self.updates and not self.has_reached_goal
 
     def trained_round(self, device: str) -> int:
-        """The round whose model `device` trains: an earlier one only in asynchronous rounds."""
+        """The round whose model `device` trains; only in asynchronous rounds an earlier round."""
         return self.flights[device].round if device in self.flights else self.round
 
     def going_on(self) -> dict[str, int]:
@@ -302,9 +302,10 @@ class Rounds:
         return {device: self.trained_round(device) for device in devices - self.updates.keys()}
 
     def note_started(self, device: str) -> None:
-        """Record that `device` has got work. In asynchronous rounds it may go on after the round.
+        """Record that `device` has got work of the open round.
 
-        A device that has not asked for work gets the work of the next round.
+        In asynchronous rounds, this device may go on training after the round has closed. A device
+        that has not asked for work gets the work of the next round.
         """
         if self.phase == "training":
             self._started.add(device)
@@ -315,13 +316,14 @@ class Rounds:
         return begun and device not in self.updates
 
     def started_before(self, devices: Collection[str]) -> None:
-        """Record that `devices` had begun, before a restart, with the round that opens next."""
+        """Record that, before a restart, `devices` began to train in the round that opens next."""
         self._started |= set(devices)
 
     def _goes_on(self, device: str) -> bool:
         """Whether `device` trains while no round is open, because rounds are asynchronous.
 
-        A device whose update would be too old for the next round waits for its model.
+        If the update of a device would be too old for the next round, the device waits for the
+        model of the next round.
         """
         if self.max_staleness is None or self.phase != "aggregating" or device in self.updates:
             return False
@@ -344,12 +346,12 @@ class Rounds:
 
     @property
     def asked(self) -> int:
-        """For how many devices the open round was opened; without an open round, the last round."""
+        """The number of devices for which the open round was opened, or else the last round."""
         return len(self._opened)
 
     @property
     def has_reached_goal(self) -> bool:
-        """Whether the round has as many updates as its goal. It then needs no more devices."""
+        """Whether the round has as many updates as its goal, so that it needs no more devices."""
         return self.goal is not None and len(self.updates) >= self.goal.updates
 
     def check_round(self, device: str, round_: int) -> None:
@@ -412,7 +414,7 @@ class Rounds:
         self._offers[device], self.updates[device] = "", update
 
     def take_again(self, device: str, update: str) -> None:
-        """Count an update that came before a restart, or before the open round opened again."""
+        """Count an update that came before the coordinator restarted or the round opened again."""
         self._expect(self.phase == "training" and device in self._offers, "count")
         self.updates[device] = update
 
@@ -446,7 +448,7 @@ class Rounds:
         return self.quorum if self.goal is None else self.goal.updates
 
     def remaining_s(self, now: float) -> float:
-        """Seconds to the deadline of the open round; negative after it."""
+        """Seconds to the deadline of the open round; negative after the deadline."""
         return self._closes_at - now
 
     def set_deadline(self, now: float, remaining_s: float) -> None:
@@ -455,7 +457,7 @@ class Rounds:
         self._closes_at = now + remaining_s
 
     def reopen(self) -> None:
-        """End the open round without a result: it opens again, for all members."""
+        """End the open round without a result, so that it opens again for all members."""
         self._expect(self.phase in ("training", "aggregating"), "reopen")
         for device in self.updates:
             self.flights.pop(device, None)
@@ -487,7 +489,7 @@ class Rounds:
             self.phase = "judging" if self.judges else "finished"
 
     def _keep_flights(self) -> None:
-        """Let devices go on that have begun and whose update is not in the closed round."""
+        """Let devices go on if they have begun, and their update is not in the closed round."""
         for device in self.updates:
             self.flights.pop(device, None)
         if self.max_staleness is not None:

@@ -21,8 +21,8 @@ _PART = re.compile(r"(?P<device>.+)\.(?P<sha256>[0-9a-f]{64})")
 class IncomingFile:
     """A file that a request sends: at most `limit` bytes, with the expected hash `sha256`.
 
-    Use it in a `with` block. Received bytes stay on the disk for another request, unless they were
-    discarded. A finished file is removed at the end of the block if nobody has moved it.
+    Use this class in a `with` block. Received bytes stay on the disk for another request, unless
+    they were discarded. If nobody has moved a finished file, it is removed at the end of the block.
 
     Attributes:
         size: The bytes so far.
@@ -39,7 +39,7 @@ class IncomingFile:
         self._digest: hashlib._Hash = _digest(path) if before is None else before._digest
 
     def write(self, piece: bytes) -> bool:
-        """Append `piece`. Returns False and writes nothing if that would exceed the limit.
+        """Append `piece`. If the file would exceed its limit, write nothing and return False.
 
         Raises RefusalError (409) if another request has taken over.
         """
@@ -136,18 +136,20 @@ class IncomingFiles:
                 self._left[part["device"]] = path
 
     def received(self, device: str, sha256: str) -> int:
-        """How many bytes of this file have come. Ends a request that is still sending."""
+        """The number of received bytes of this file. Ends a request that still sends the file."""
         with self._lock:
             self._end(device)
             return self._size(device, sha256)
 
     def open(self, device: str, sha256: str, offset: int, limit: int) -> IncomingFile:
-        """Continue a file after its first `offset` bytes, or begin it again at 0.
+        """Open the file of `device` with the hash `sha256` for the bytes of a new request.
 
-        The newest request wins. An older request that is still sending is ended, and a file with
-        another hash is removed.
+        With an `offset` of 0, the request begins the file again. With any other `offset`, the
+        request continues the file, and `offset` must be the number of bytes that have come. An
+        older request of `device` that is still sending is ended. A file of `device` with another
+        hash is removed.
 
-        Raises RefusalError (409) if there are not `offset` bytes.
+        Raises RefusalError (409) if `offset` is neither 0 nor the number of bytes that have come.
         """
         with self._lock:
             before = self._end(device)
