@@ -77,8 +77,8 @@ def noised_numbers(
     # The received numbers come from the coordinator: a number that is not finite cannot be clipped.
     if not math.isfinite(norm) or longest <= 0:
         raise TrustError(
-            "The change of this device cannot be clipped: its norm is {norm:g}, and {rounding:g} "
-            "of the clip {clip:g} is reserved for rounding. Nothing was sent. Ask the operator.",
+            "The change of this device has the norm {norm:g}, and cannot be shortened to {clip:g}, "
+            "of which rounding needs {rounding:g}. Nothing was sent. Ask the operator.",
             code="trust.unclippable",
             norm=norm,
             rounding=privacy.clip - longest,

@@ -315,9 +315,8 @@ def record_loss(function: Loss, reference: str, form: OutputForm) -> tuple[Graph
         raise_if_interrupted(error)
         raise ModelError(
             "The loss {loss!r} cannot be recorded{place}: {reason}. It gets {outputs} and the "
-            "labels {labels}. It must compute with torch's operators and run the same operators "
-            "for every batch. Choose between values with torch.where; do not use values of tensors "
-            "in `if` or `.item()`.",
+            "labels {labels}. It must compute with torch's operators. If an `if` reads a value of "
+            "a tensor, both branches must give tensors of the same shapes; torch.where is simpler.",
             code="loss.cannot-record",
             loss=reference,
             place=source_lines.place_of_error(error) or place_of(function),

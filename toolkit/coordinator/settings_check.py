@@ -215,7 +215,7 @@ def _changes(
             _refuse(key, before, config)
         if config.mode == "async" and (key[-1] == "submodel" or key == (MODEL,)):
             raise InputError(
-                "In asynchronous rounds the model and the submodels of kinds cannot change, "
+                "In asynchronous rounds, the model and the submodel of a kind cannot change, "
                 "because updates of earlier models may still come: undo the change of `{key}`, or "
                 "set another `state` folder.",
                 code="state.other-federation",

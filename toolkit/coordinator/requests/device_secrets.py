@@ -34,7 +34,7 @@ class DeviceSecrets(FederationState):
             due = self.secrets_due.get(device.id)
             if due is None or not compare_digest(due.challenge.encode(), new.challenge.encode()):
                 raise conflict(
-                    "{device} was not asked for this new secret: ask for work again.",
+                    "The coordinator did not ask {device} for this new secret: ask for work again.",
                     code="secret.not-asked",
                     device=device.id,
                 )

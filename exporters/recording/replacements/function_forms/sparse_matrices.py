@@ -150,8 +150,8 @@ SPARSE_MATRICES: dict[Any, Replacement] = {
 
 def _refused(operator: str) -> ModelError:
     return ModelError(
-        "The model uses `{operator}` of a sparse matrix{place}. Products with dense matrices, t(), "
-        "indices(), values() and to_dense() can be exported: compute with these.",
+        "The model uses `{operator}` of a sparse matrix{place}. Only these can be exported: "
+        "t(), indices(), values(), to_dense(), and products with dense matrices.",
         code="model.sparse-tensor",
         operator=operator,
         place=called_place(),
