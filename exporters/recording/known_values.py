@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from exporters.programs import source_lines
 
@@ -37,6 +37,8 @@ FOLLOWED = (
     ),
 )
 """Functions whose results are known if the values of their tensors are known."""
+SIZED = ("unique", "unique_consecutive", "nonzero", "bincount")
+"""Functions whose results have sizes that depend on values: of known values, they are constants."""
 MADE = ("tensor", "as_tensor", "arange", "linspace", "zeros", "ones", "full")
 """Functions that make a tensor of numbers, if the numbers are not tensors."""
 
@@ -76,6 +78,10 @@ class KnownValues(TorchFunctionMode):
                 return computed(func, (value,), {})
             if name != "__bool__":
                 self.number = source_lines.running_line()
+        if name in SIZED:
+            fixed = self._fixed_size(func, args, kwargs)
+            if fixed is not None:
+                return fixed
         written = self._value(args[0]) if writes(name) else None
         result = func(*args, **kwargs)
         if written is None and name not in (*FOLLOWED, *MADE):
@@ -98,6 +104,16 @@ class KnownValues(TorchFunctionMode):
         if unknown or (name in MADE and result.numel() > LARGEST):
             return result
         return self._noted(result, computed(func, *tree_unflatten(values, form)))
+
+    def _fixed_size(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of `func` as constants; None unless the values of all arguments are known."""
+        leaves, form = tree_flatten((args, kwargs))
+        values = [self._value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if any(v is None for v, leaf in zip(values, leaves, strict=True) if leaf is not None):
+            return None
+        found = computed(func, *tree_unflatten(values, form))
+        made = tree_map(lambda v: torch.tensor(v.tolist(), dtype=v.dtype), found)
+        return self._noted(made, found)
 
     def _value(self, tensor: Any) -> Tensor | None:
         """The values of `tensor`, if they are known."""

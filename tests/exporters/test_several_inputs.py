@@ -13,6 +13,7 @@ from torch.nn import functional
 from device_agent.formats.bundle import open_bundle
 from device_agent.training.random_run import synthetic
 from edgetailor import Predictor, TrainingConfig, export, inspect, pack_inputs, split
+from exporters.recording.inputs.packed_inputs import parts_of_model
 from one_step import RATE, SAMPLES, check_training
 from parameters import needs_litert, quarter_quick, some_long, some_quick
 from refusals import refused
@@ -182,3 +183,21 @@ def test_a_model_with_several_inputs_is_refused_with_the_remedy() -> None:
     packed = pack_inputs(Towers(), user=("int64",), item=("int64",))
     with refused("model.inputs", needs=2):
         inspect(packed, (3,), ["full"], 8)
+
+
+def test_types_of_a_model_with_computed_weights_are_found() -> None:
+    """`copy.deepcopy` cannot copy a model whose weight norm has computed its weight."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kinds = nn.Embedding(5, 4)
+            with pytest.warns(FutureWarning):
+                self.layer = nn.utils.weight_norm(nn.Linear(4, 3))
+
+        def forward(self, numbers: Tensor, kind: Tensor) -> Tensor:
+            y: Tensor = self.layer(numbers + self.kinds(kind))
+            return y
+
+    packed = parts_of_model(pack_inputs(Normed(), numbers=(4,), kind=()))
+    assert [part.dtype for part in packed] == ["float32", "int64"]

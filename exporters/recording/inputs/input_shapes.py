@@ -1,6 +1,5 @@
 """Explains a wrong input shape: names the layer that does not fit, and the input that it takes."""
 
-import copy
 from contextlib import suppress
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from exporters.recording.shared_tensors import twin_of
 from profiles.errors import ModelError
 
 BATCH = 5
@@ -39,7 +39,7 @@ def wrong_input_shape(model: nn.Module, sample_shape: tuple[int, ...]) -> ModelE
     # Other exceptions have other causes, which this function does not explain.
     with torch.no_grad(), suppress(Exception):
         samples = torch.zeros(BATCH, *sample_shape, dtype=torch.int64 if embeds else torch.float32)
-        twin = copy.deepcopy(model)
+        twin = twin_of(model)
         for module in twin.modules():
             module.register_forward_pre_hook(_check_input)
         try:

@@ -1,6 +1,5 @@
 """Packs the inputs of a model into its samples: floats and ids are side by side in one array."""
 
-import copy
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from device_agent.formats.input_range import InputRange, Interval, repeated
 from device_agent.formats.manifest import SAFE_LIMIT, Part
 from device_agent.formats.packing import columns, packed_size, size_of
 from exporters.programs.recorded_graph import input_node
+from exporters.recording.shared_tensors import twin_of
 from profiles.errors import ModelError
 from profiles.text_formatting import did_you_mean
 
@@ -154,7 +154,7 @@ def with_types(model: nn.Module, call: Call, parts: Sequence[Part]) -> Sequence[
     """
     if len(parts) > MOST_GUESSED or any(part.dtype != "float32" for part in parts):
         return parts
-    twin = copy.deepcopy(model).eval()
+    twin = twin_of(model).eval()
 
     def runs(ids: Collection[Part]) -> bool:
         types = [torch.int64 if part in ids else torch.float32 for part in parts]

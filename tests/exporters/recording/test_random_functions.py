@@ -66,6 +66,16 @@ def test_draws_repeat_with_the_seed(name: str) -> None:
     assert not torch.equal(results[0], results[2])
 
 
+def test_a_draw_that_no_output_needs_does_not_shift_the_others() -> None:
+    def posterior(h: Tensor) -> Tensor:
+        for _ in range(2):  # as in world models: the prior's sample is not used
+            prior, posterior = h + torch.randn_like(h), h.tanh() + 0.1 * torch.randn_like(h)
+            h = posterior if prior is not None else prior
+        return h
+
+    capture(Between(posterior), (6,))
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
 def test_alpha_dropout_maps_numbers_as_pytorch(share: float, seed: int) -> None:
     torch.manual_seed(seed)
